@@ -2,8 +2,8 @@
 /* Neighbour aggregation in XDP (after PINCH, MLArchSys 2024): embeddings that arrive are added to
  * the accumulators of their vertices' neighbours on this host, and never pass through user space.
  *
- * A frame is claimed in a bitmap by an atomic operation before it is added, so a duplicate changes
- * nothing, whichever CPU it arrives on. An acknowledgement is the frame sent back. At its sender it
+ * An atomic operation claims a frame in a bitmap before the frame is added, so a duplicate changes
+ * nothing, on whichever CPU it arrives. An acknowledgement is the frame sent back. At its sender it
  * becomes a kick, which sends the frames that the window now has room for (bpf/broadcast.bpf.c), so
  * in steady state no process runs.
  */
@@ -92,7 +92,7 @@ static __always_inline int hand_over(void)
 	return bpf_redirect_map(&pinch_cpus, pinch_config.cpu, XDP_DROP);
 }
 
-/* Must the frame keep its place behind frames of its sender on another CPU? */
+/* Must the frame stay behind frames of the same sender that arrived on another CPU? */
 static __always_inline bool stays_in_order(const struct ring_frame *f)
 {
 	return f->kind == PINCH_EMBED || f->kind == PINCH_ASK;
@@ -113,7 +113,7 @@ int pinch_link(struct xdp_md *ctx)
 	return hand_over();
 }
 
-/* The flow for one of several equal kicks, which arrive one after the other on one CPU. */
+/* The flow for one of several identical kicks, which arrive one after another on one CPU. */
 static __always_inline __u32 next_in_fan(void)
 {
 	__u64 *table = pinch_counters_of();
@@ -156,7 +156,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 	return go_on(c);
 }
 
-/* The same on another CPU: the one that aggregates, or the one that a kick names. */
+/* Continue on another CPU: the one that aggregates, or the one that a kick names. */
 SEC("xdp/cpumap")
 int pinch_remote(struct xdp_md *ctx)
 {
@@ -173,7 +173,7 @@ int pinch_remote(struct xdp_md *ctx)
 	return receive(ctx, false);
 }
 
-/* The doorbell's near end: exchanges send nothing there. */
+/* The doorbell's near end, where exchanges send nothing. */
 SEC("xdp")
 int pinch_execute(struct xdp_md *ctx)
 {

@@ -3,10 +3,10 @@
  * to exactly the ranks that need it.
  *
  * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement,
- * or the last missing handshake. For each frame and each rank, its buffer is filled from the map,
- * addressed, and cloned to the link; in the end the kick is dropped. The process's work requests
- * come first, then frames that an acknowledgement shows to be lost, then new frames as far as the
- * window allows.
+ * or the last missing handshake. For each frame and each rank, the kick's buffer is filled from the
+ * map, addressed, and cloned to the link; in the end the kick is dropped. The process's work
+ * requests come first, then frames that an acknowledgement shows to be lost, then new frames as far
+ * as the window allows.
  */
 #include "pinch_handshake.h"
 
@@ -16,16 +16,16 @@ struct send_work {
 	struct __sk_buff *skb;
 	struct pinch_control *control;
 	struct pinch_flow *flow;
-	__u32 here;  /* its number */
-	__u32 homes; /* its ranks */
+	__u32 here;  /* number of the flow that this CPU sends */
+	__u32 homes; /* ranks of that flow */
 	__u32 seq;
-	/* The acknowledgement being processed: its peer, and the frame, and its transmission, that
-	 * arrived there. */
+	/* The acknowledgement being processed: the peer that sent it, and the frame, and its
+	 * transmission, that arrived there. */
 	__u32 peer;
 	__u32 chunk;
 	__u32 serial;
 	__u32 stream;
-	__u32 word; /* word of its bitmap in which to look for holes */
+	__u32 word; /* word of the peer's bitmap in which to look for holes */
 };
 
 struct copy_work {
@@ -169,8 +169,8 @@ static long send_requested(__u32 i, struct send_work *w)
 	return 0;
 }
 
-/* Retransmit frame `i` of a bitmap's word if it is lost: it was sent before one that has arrived,
- * on the same stream. */
+/* Retransmit frame `i` of a bitmap's word if it is lost: it was sent before a frame that has
+ * arrived, on the same stream. */
 static long send_hole(__u32 i, struct send_work *w)
 {
 	__u32 number = w->word * 32 + i;
@@ -235,9 +235,9 @@ struct handshakes_work {
 	struct pinch_status say;
 };
 
-/* Send a handshake to a rank: the first time, or if something from that rank is still missing here.
- * A rank whose frames have all arrived asks by itself if it needs anything. The end of exchanges is
- * repeated until the rank has acknowledged it.
+/* Send a handshake to a rank for the first time, or again if something from that rank is still
+ * missing here. A rank whose frames have all arrived asks on its own if it needs anything. The end
+ * of exchanges is repeated until the rank has acknowledged it.
  */
 static long send_handshake(__u32 rank, struct handshakes_work *w)
 {
@@ -272,7 +272,7 @@ static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *k
 		bpf_clone_redirect(skb, pinch_config.doorbell, 0);
 }
 
-/* A separate function, because the stack has no room for its variables in addition to the
+/* This is a separate function, because its variables do not fit on the stack together with the
  * program's. */
 static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c,
 				      struct ring_frame *kick)
@@ -340,7 +340,7 @@ int pinch_send(struct __sk_buff *skb)
 	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &kick, sizeof(kick)) ||
 	    !is_kick(&kick))
 		return TC_ACT_SHOT;
-	/* so that clones stay on this CPU: see netdev_pick_tx */
+	/* keeps clones on this CPU: see netdev_pick_tx */
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1;
 	if (kick.kind == PINCH_SEND_HANDSHAKES)
 		return send_handshakes(skb, w.control, &kick);

@@ -5,14 +5,14 @@
  * Chunk c belongs to rank c % ranks, its owner. In the reduce-scatter phase each rank adds its
  * input to the payload; the last one has the sum, stores it and sends it on. In the all-gather
  * phase each rank stores it. Where that phase ends, the frame is free: it becomes the next chunk of
- * the rank that it has reached. So the number of frames in flight stays what the ranks kicked for
- * at the start, no acknowledgement is sent, and no process runs.
+ * the rank that it has reached. So the number of frames in flight stays what it was at the start,
+ * no acknowledgement is sent, and no process runs.
  *
- * Each rank makes sure that it receives what the rank before has sent (ring_stream.h), and
- * retransmits what the rank after lacks: its input, a partial sum from the retransmit buffer, or
- * the result. So a chunk resumes at the hop that lost it. Partial sums live in frames and programs
- * never write inputs, so a reduce-scatter phase can also start over (`round`): when a process has
- * refused the result, or no buffer has the partial sum.
+ * Each rank makes sure that it receives what the previous rank has sent (ring_stream.h), and
+ * retransmits what the next rank lacks: its input, a partial sum from the retransmit buffer, or the
+ * result. So a chunk resumes at the hop where it was lost. Partial sums live in frames, and
+ * programs never write inputs, so a reduce-scatter phase can also start over (`round`), if a
+ * process has refused the result or no buffer has the partial sum.
  */
 #include "ring_submission.h"
 
@@ -34,8 +34,8 @@ int ring_link(struct xdp_md *ctx)
 
 /* A kick at the doorbell's far end: multiply it, so that each waiting work request finds a frame.
  * The copies arrive together at the near end and stay together, so each device is polled for many
- * frames at once. If the process sent one kick for each request, the softirq of the first one would
- * carry that frame round and round, and hold the process in its system call.
+ * frames at once. If the process sent one kick per request, the softirq of the first kick would
+ * keep that frame circulating, and the process would be stuck in its system call.
  */
 SEC("xdp")
 int ring_doorbell(struct xdp_md *ctx)
@@ -54,9 +54,9 @@ int ring_doorbell(struct xdp_md *ctx)
 }
 
 /* The near end: a copy of a kick takes a work request; a copy of another frame becomes a nack. A
- * frame stays on the CPU where it starts, hop after hop, so one process would load one CPU alone,
- * above all that of the last rank to enter, which replays everybody's early frames. So kicks for
- * many work requests are spread over the CPUs.
+ * frame stays on the CPU where it starts, hop after hop, so each process would load a single CPU.
+ * That would be worst for the last rank to enter, which replays the early frames of all ranks. So
+ * kicks for many work requests are spread over the CPUs.
  */
 SEC("xdp")
 int ring_execute(struct xdp_md *ctx)
@@ -86,7 +86,7 @@ int ring_execute(struct xdp_md *ctx)
 	return ring_leave(&w, ring_on_wr(&w, &wr), false);
 }
 
-/* The same on another CPU: a kick, or a probe that has to leave from there. */
+/* Continue on another CPU, with a kick, or with a probe that has to leave from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {

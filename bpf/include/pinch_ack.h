@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Acknowledgements. Each carries the bitmap of all frames around the one that it answers: it covers
- * many frames, and repeats what a lost one said.
- */
+/* Acknowledgements. Each carries the bitmap of the frames around the one that it answers. So it
+ * covers many frames, and repeats the content of acknowledgements that were lost. */
 #pragma once
 
 #include "pinch_receive.h"
 
 struct pinch_ack_work {
 	__u64 words[PINCH_ACK_WORDS];
-	__u64 check; /* of the words */
+	__u64 check; /* check of the words */
 	__u32 seq;
-	__u32 first;  /* of the words */
-	__u32 end;    /* of the bitmap */
-	__u32 offset; /* of the bitmap in its map */
+	__u32 first;  /* first of the words */
+	__u32 end;    /* end of the bitmap */
+	__u32 offset; /* offset of the bitmap in its map */
 	__u32 chunk;  /* the frame that asked */
-	__u32 news;   /* frames that this is the first to acknowledge */
+	__u32 news;   /* frames that no earlier acknowledgement has covered */
 	__u32 holes;
 };
 
@@ -32,7 +31,7 @@ static long pinch_read_seen(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* An exchange that is over: all frames have arrived. */
+/* The words for an exchange that is over: all frames have arrived. */
 static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
@@ -43,15 +42,15 @@ static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 }
 
 /* May this frame have overtaken others of its stream? If it arrived on the CPU that aggregates, it
- * may have overtaken frames that arrived on another CPU and are being handed over. Frames that are
- * handed over keep their order.
+ * may have overtaken frames that arrived on another CPU and are still being handed over. Frames
+ * that are handed over keep their order among themselves.
  */
 static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_link)
 {
 	return by_link && (__s32)(*(volatile __u32 *)&c->handed - *(volatile __u32 *)&c->taken) > 0;
 }
 
-/* Make the frame an acknowledgement to its sender. */
+/* Turn the frame into an acknowledgement to its sender. */
 static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_control *c,
 					      bool by_link)
 {
@@ -100,7 +99,7 @@ static long pinch_weigh_ack(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* The bits of a bitmap's word for frames up to `chunk`. */
+/* The bits for frames up to `chunk` in a word of a bitmap. */
 static __always_inline __u32 pinch_up_to(__u32 chunk, __u32 word)
 {
 	return word < chunk / 32   ? 0xffffffff

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* From a vertex's row in a frame to the accumulators of its neighbours.
+/* Adding a vertex's row in a frame to the accumulators of its neighbours.
  *
  * A lane is a signed integer; its accumulator has twice the width, so that 2^16 (2^32) summands of
  * full magnitude fit. Two 32-bit lanes share a word as high * 2^32 + low, a sum of signed numbers.
- * Such words add up as their lanes do, without any care for carries, and come apart again as low =
- * (s32)word, high = (word - low) >> 32. For a maximum the lanes lie side by side unchanged.
+ * Such words add up like their lanes, so carries need no care, and come apart again as low =
+ * (s32)word, high = (word - low) >> 32. For a maximum, lanes lie side by side unchanged.
  *
  * Several CPUs receive frames at once. Each CPU has its own bank of accumulators, which no other
  * CPU writes, so additions need not be atomic. Programs on one CPU do not interrupt each other,
@@ -17,7 +17,7 @@
 struct pinch_row_work {
 	const __u64 *wide; /* the row, lanes at twice the width */
 	__u32 bank;	   /* first accumulator */
-	__u32 first;	   /* of the neighbours, in `pinch_edges` */
+	__u32 first;	   /* first of the neighbours, in `pinch_edges` */
 	__u32 count;
 	__u32 offset; /* words into the accumulator */
 };
@@ -41,9 +41,8 @@ static __always_inline void pinch_widen(__u64 word, __u64 *wide)
 	}
 }
 
-/* All ones if a number is negative. Written without a branch, and without an arithmetic shift,
- * which the verifier would follow both ways: its states would double with every word.
- */
+/* All ones if a number is negative. There is neither a branch nor an arithmetic shift, because the
+ * verifier would follow both outcomes, and its states would double with every word. */
 static __always_inline __u64 pinch_if_negative(__s64 number)
 {
 	__u64 mask;
@@ -77,7 +76,7 @@ static __always_inline __u64 pinch_combine(__u64 to, __u64 wide, __s64 weight, _
 	return to + (aggregation == PINCH_WEIGHTED ? wide * weight : wide);
 }
 
-/* Where a row is added: the accumulator of one of its vertex's neighbours. NULL: there are no more.
+/* Where to add a row: the accumulator of the `k`th neighbour. NULL: there are no more neighbours.
  */
 static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, __u32 k,
 						   __u32 offset)
@@ -93,8 +92,8 @@ static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, _
 	return to ? to + offset : NULL;
 }
 
-/* `aggregation` and `bits` are constants, so that each has its own loop, with eight words per
- * iteration: the verifier walks through all of it. */
+/* `aggregation` and `bits` are constants, so that each combination has its own loop, with eight
+ * words per iteration, because the verifier walks through all of it. */
 static __always_inline void pinch_add_words(__u64 *to, const __u64 *wide, __s64 weight,
 					    __u32 aggregation, __u32 bits)
 {
@@ -129,8 +128,8 @@ static __always_inline void pinch_add_row(struct pinch_row_work *row, __u32 k, _
 	}
 }
 
-/* Add the row to four neighbours. Accumulators are far apart and in no cache, so all four are
- * prefetched before the first is used. */
+/* Add the row to four neighbours. Accumulators are far apart and usually not in a cache, so all
+ * four are prefetched before the first is used. */
 static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;
@@ -139,8 +138,8 @@ static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
 		return 1;
 	a = pinch_accumulator_of(row, 4 * k, offset);
-	/* After a NULL all others are NULL: so the verifier walks through the loops of add_row in
-	 * five states, not in sixteen. */
+	/* After a NULL, all others are NULL as well, so the verifier walks through the loops of
+	 * add_row in five states instead of sixteen. */
 	b = a ? pinch_accumulator_of(row, 4 * k + 1, offset) : NULL;
 	c = b ? pinch_accumulator_of(row, 4 * k + 2, offset) : NULL;
 	d = c ? pinch_accumulator_of(row, 4 * k + 3, offset) : NULL;
@@ -161,7 +160,7 @@ static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 	return 0;
 }
 
-/* The same for one neighbour: four loops over maxima are too many instructions for the verifier. */
+/* Add the row to one neighbour, because four loops over maxima are too many for the verifier. */
 static long pinch_add_edge(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Handshakes. A rank that enters an exchange tells every other rank, in one word, how many frames
- * it has for it, and the exponent of its largest value. A rank that has heard from all knows how
- * many frames to expect, that all ranks accept frames of this sequence number, and whether the
- * scale of its payloads fits. All ranks know the same, so all come to the same decision.
+/* Handshakes. A rank that enters an exchange sends every other rank one word, which holds the
+ * number of frames that it has for that rank, and the exponent of its own largest value. A rank
+ * that has received the words of all others knows how many frames to expect, that all ranks accept
+ * frames of this sequence number, and whether the scale of its payloads fits. All ranks know the
+ * same exponents, so all come to the same decision.
  *
- * If the scale is known beforehand, a rank only waits for the ranks that it sends frames to or
- * receives frames from.
+ * If the scale is known beforehand, a rank waits only for the ranks with which it exchanges frames.
  *
  * A word is seq << 32 | frames << 9 | exponent, with PINCH_NOT_FINITE in place of the exponent if a
  * value is NaN or infinite. A rank keeps the words of the latest even and the latest odd sequence
- * number. That suffices because no rank goes on without every handshake, and so none is more than
- * one ahead of another.
+ * number. That suffices because a rank goes on only when it has every handshake, so none is more
+ * than one ahead of another.
  *
- * The header says where the sender is: `prev` is the sequence number that it has entered last,
- * `chunk` the ranks that it waits for there, a bit each. With PINCH_ENDED in place of the exponent,
- * exchanges have ended: `chunk` are the ranks with values that are not finite, `prev` the ranks
- * that went silent, or with PINCH_FLAG_LATE those that are up but did not enter in time. Every rank
- * that receives this passes it on.
+ * The header says where the sender is: `prev` is the sequence number that it has entered last, and
+ * `chunk` has a bit for each rank that it waits for there. With PINCH_ENDED in place of the
+ * exponent, exchanges have ended: `chunk` has the ranks with values that are not finite, and `prev`
+ * the ranks that went silent or, with PINCH_FLAG_LATE, those that are up but did not enter in time.
+ * Every rank that receives this passes it on.
  */
 #pragma once
 
@@ -32,7 +32,7 @@ static __always_inline __u32 pinch_exponent_in(__u64 word)
 	return word & PINCH_NOT_FINITE;
 }
 
-/* The word of a sequence number in such a pair; 0: there is none. */
+/* The word of a sequence number in such a pair of words; 0: there is none. */
 static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 {
 	__u64 word = *(const volatile __u64 *)&pair[seq & 1];
@@ -40,7 +40,7 @@ static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 	return seq_of(word) == seq ? word : 0;
 }
 
-/* Does this rank still lack a partner's handshake, or frames, of a sequence number that it has
+/* Does this rank still lack a partner's handshake, or its frames, of a sequence number that it has
  * entered? */
 static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 seq)
 {
@@ -83,7 +83,7 @@ static __always_inline bool pinch_has_ended(struct pinch_control *c)
 	       *(volatile __u32 *)&c->late;
 }
 
-/* The checksum of a handshake, once it is addressed. */
+/* The checksum of a handshake that has been addressed. */
 static __always_inline __u64 pinch_handshake_check(const struct pinch_handshake *handshake)
 {
 	return pinch_weigh(handshake->word, weights) + frame_seal(&handshake->head);
@@ -112,7 +112,7 @@ static long pinch_meet_rank(__u32 rank, struct pinch_meet_work *w)
 }
 
 /* Have all partners entered this sequence number, and does the scale of the payloads fit? Then
- * frames may be sent. If it does not fit, wake the process. */
+ * frames may be sent. If the scale does not fit, wake the process. */
 static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 {
 	struct pinch_meet_work w = { .partners = c->partners, .seq = seq };
@@ -129,7 +129,7 @@ static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 		return false;
 	}
-	/* Does nothing if the process has gone on meanwhile. */
+	/* This does nothing if the process has gone on meanwhile. */
 	if (seq == seq_of(*(volatile __u64 *)&c->progress))
 		__sync_val_compare_and_swap(&c->met, before, word_of(seq, w.frames));
 	pinch_check_complete(c, seq);
@@ -138,7 +138,7 @@ static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 
 /* The part of a handshake that is the same for all ranks. */
 struct pinch_status {
-	__u32 seq; /* entered last */
+	__u32 seq; /* the last that the sender has entered */
 	__u32 waits;
 	__u8 attempt;
 	bool ask; /* the sender wants an answer */

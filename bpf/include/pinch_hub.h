@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Vertices with many neighbours: their rows are queued and added to one slice of neighbours at a
- * time, so that no frame keeps a CPU for long.
+/* Hubs: vertices with many neighbours. Their rows are queued and added to one slice of neighbours
+ * at a time, so that no frame occupies a CPU for long.
  *
  * A CPU claims a slice by incrementing the hub's `next`, then adds it. A frame that stays on this
  * host circulates through the doorbell and adds one slice each time. If it is lost, only time is
@@ -10,7 +10,7 @@
 
 #include "pinch_add.h"
 
-#define PINCH_HUB_TRIES 4 /* finished hubs that a run may pass over */
+#define PINCH_HUB_TRIES 4 /* finished hubs that one run may skip */
 
 static __always_inline __u32 pinch_slices_of(__u32 neighbours)
 {
@@ -33,7 +33,7 @@ static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64
 	hub->count = vertex->count;
 	hub->part = part;
 	__sync_fetch_and_add(&c->owed, pinch_slices_of(vertex->count));
-	*(volatile __u32 *)&hub->next = 0; /* from here on slices can be claimed */
+	*(volatile __u32 *)&hub->next = 0; /* from now on, slices can be claimed */
 	place = __sync_fetch_and_add(&c->queued, 1);
 	entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
 	if (entry)
@@ -55,7 +55,7 @@ static __always_inline bool pinch_add_slice(struct pinch_control *c)
 			return false;
 		entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
 		if (!entry || seq_of(*(volatile __u64 *)entry) != seq)
-			return false; /* the CPU that is about to put it there goes on with it */
+			return false; /* the CPU that is about to write it continues with it */
 		index = *entry;
 		hub = bpf_map_lookup_elem(&pinch_hubs, &index);
 		words = bpf_map_lookup_elem(&pinch_stash, &index);

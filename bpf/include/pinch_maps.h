@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The maps of one exchange. Sizes that depend on the graph are set before loading. */
+/* The maps of one exchange. Sizes that depend on the graph are set before the programs load. */
 #pragma once
 
 #include "lib/bpf.h"
@@ -17,24 +17,23 @@ const volatile struct pinch_config pinch_config = {};
 	} name SEC(".maps")
 
 PINCH_ARRAY(pinch_control, struct pinch_control);
-PINCH_ARRAY(pinch_frames, struct pinch_frame); /* to send, by number */
+PINCH_ARRAY(pinch_frames, struct pinch_frame); /* frames to send, by number */
 PINCH_ARRAY(pinch_flows, struct pinch_flow);
 /* numbers of each flow's frames, ascending: `capacity` per flow */
 PINCH_ARRAY(pinch_schedule, __u64);
-PINCH_ARRAY(pinch_sent, struct pinch_sent); /* by number, `capacity` per flow */
-/* of other ranks, by rank and number at their owner */
+PINCH_ARRAY(pinch_sent, struct pinch_sent); /* what was sent, by number: `capacity` per flow */
+/* vertices of other ranks, by rank and by number at their owner */
 PINCH_ARRAY(pinch_vertices, struct pinch_vertex);
 PINCH_ARRAY(pinch_edges, struct pinch_edge);
 PINCH_ARRAY(pinch_hubs, struct pinch_hub);
 PINCH_ARRAY(pinch_hub_queue, __u64); /* seq << 32 | slot in `pinch_hubs` */
 /* frames to retransmit, as seq << 32 | number: PINCH_SQ_ENTRIES per flow */
 PINCH_ARRAY(pinch_sq, __u64);
-/* Bitmaps, as seq << 32 | 32 frames. A word with another sequence number counts as empty, so none
- * needs clearing, and a late frame of an earlier number finds no word of its own.
- */
+/* Bitmaps, as seq << 32 | 32 frames. A word with another sequence number counts as empty, so words
+ * do not have to be cleared, and a late frame of an earlier number cannot set bits. */
 PINCH_ARRAY(pinch_seen, __u64);	 /* frames that have arrived, by sender */
 PINCH_ARRAY(pinch_acked, __u64); /* frames that peers have acknowledged: `acked_words` per peer */
-/* frames that are for a peer, likewise, without a sequence number */
+/* frames that a peer needs, likewise, but without a sequence number */
 PINCH_ARRAY(pinch_wanted, __u64);
 
 struct {
@@ -45,7 +44,7 @@ struct {
 	__type(value, struct pinch_peer);
 } pinch_peers SEC(".maps");
 
-/* Payloads to send; an element holds that of a full frame. */
+/* Payloads to send; an element has room for that of a full frame. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -62,7 +61,7 @@ struct {
 	__uint(value_size, 8);
 } pinch_stash SEC(".maps");
 
-/* Bank after bank of `targets` rows: what has been received so far. */
+/* What has been received so far: `targets` rows per bank, bank after bank. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -83,7 +82,7 @@ struct {
 	__type(value, struct pinch_scratch);
 } pinch_scratch SEC(".maps");
 
-/* The doorbell and the link: an acknowledgement, and its copy, which goes on with a hub. */
+/* The doorbell and the link: for an acknowledgement, and its copy, which goes on with a hub. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 2);
@@ -91,7 +90,7 @@ struct {
 	__type(value, __u32);
 } pinch_both SEC(".maps");
 
-/* The doorbell, once for each flow: a kick for all of them. */
+/* The doorbell, once for each flow: a broadcast makes a kick for each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 1);
@@ -114,7 +113,7 @@ struct {
 	__type(value, __u64[PINCH_COUNTERS]);
 } pinch_counters SEC(".maps");
 
-/* An exchange is complete: the value is the sequence number. */
+/* Wakes the process; the value is the sequence number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

@@ -31,13 +31,13 @@ static __always_inline bool pinch_is_handshake(struct pinch_control *c,
 	return true;
 }
 
-/* The word for a rank that lacks this rank's handshake: that of the sequence number asked for, or,
- * if this rank has not entered that, its latest. */
+/* The word for a rank that lacks this rank's handshake: the word of the sequence number asked for,
+ * or, if this rank has not entered that yet, its latest word. */
 static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq, __u32 mine)
 {
 	__u64 word = pinch_word_in(peer->ours, seq);
 
-	/* A rank that is no partner of the other may be any number of exchanges ahead of it. */
+	/* A rank may be any number of exchanges ahead of another that is not its partner. */
 	if (seq == PINCH_FIRST && mine > PINCH_FIRST && !word)
 		return word_of(PINCH_FIRST, 0);
 	return word ? word : *(volatile __u64 *)&peer->ours[~seq & 1];

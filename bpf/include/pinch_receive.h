@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* A frame of embeddings that arrives: it is checked, claimed, added to its vertices' neighbours,
+/* Frames of embeddings that arrive: each is checked, claimed, added to its vertices' neighbours,
  * and acknowledged. */
 #pragma once
 
@@ -9,7 +9,7 @@
 enum pinch_next {
 	PINCH_DONE = 0,
 	PINCH_ACKNOWLEDGE = 1, /* turn the frame into an acknowledgement */
-	PINCH_GO_ON = 2,       /* there are hubs to go on with */
+	PINCH_GO_ON = 2,       /* there are hubs to continue with */
 };
 
 struct pinch_frame_work {
@@ -17,9 +17,9 @@ struct pinch_frame_work {
 	struct pinch_scratch *scratch;
 	const volatile struct pinch_source *source;
 	__u32 rows;  /* vertices in the frame */
-	__u32 words; /* before the first row */
+	__u32 words; /* words before the first row */
 	__u32 bank;
-	__u32 hubs; /* that were queued */
+	__u32 hubs; /* hubs that were queued */
 	__u32 unused;
 	__u32 edges;
 };
@@ -29,8 +29,8 @@ struct pinch_digest_work {
 	__u64 check; /* so far */
 };
 
-/* Eight words: add them to the check, and copy them at twice the width to where additions read
- * them. */
+/* Take eight words: add them to the check, and copy them, at twice the width, to where additions
+ * read them. */
 static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 {
 	const __u32 *weight;
@@ -53,7 +53,7 @@ static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 	return 0;
 }
 
-/* The check of the payload in the scratch buffer, which is widened on the way. */
+/* The check of the payload in the scratch buffer. Its lanes are widened in the same pass. */
 static __always_inline __u64 pinch_digest(struct pinch_scratch *s, __u32 words)
 {
 	struct pinch_digest_work w = { .scratch = s };
@@ -124,7 +124,7 @@ static __always_inline bool pinch_load_payload(struct xdp_md *ctx, struct ring_f
 	return true;
 }
 
-/* Was a sequence number the one before this rank's? */
+/* Does a sequence number directly precede this rank's? */
 static __always_inline bool pinch_is_late(__u32 seq, __u32 mine)
 {
 	return seq && seq_after(seq) == mine;
@@ -200,8 +200,8 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 		return PINCH_DONE;
 	}
 	__sync_fetch_and_add(&peer->heard, 1);
-	/* This rank has gone on, so it has all of the exchange before; the sender missed
-	 * acknowledgements. */
+	/* This rank has completed the previous exchange, so it has all of its frames. Acknowledge
+	 * again, because the sender has missed acknowledgements. */
 	if (pinch_is_late(seq, mine))
 		return PINCH_ACKNOWLEDGE;
 	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, seq, 1u << chunk % 32,
@@ -227,7 +227,7 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 	__sync_fetch_and_add(&peer->news, 1);
 	__sync_fetch_and_add(&c->received, 1);
 	pinch_check_complete(c, seq);
-	/* This frame completes its sender's frames, in whatever order they arrived. */
+	/* Always acknowledge the last frame expected from this sender, even if it was reordered. */
 	if (come == pinch_frames_in(pinch_word_in(peer->theirs, seq)))
 		next |= PINCH_ACKNOWLEDGE;
 	return next | (w.hubs ? PINCH_GO_ON : PINCH_DONE);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a
- * sequence number. */
+/* For both programs of an exchange: headers, and bitmaps whose words carry a sequence number. */
 #pragma once
 
 #include "lib/frame.h"
@@ -30,7 +29,7 @@ static __always_inline struct pinch_control *pinch_control_of(void)
 	return bpf_map_lookup_elem(&pinch_control, &zero);
 }
 
-/* First of the bitmap words that an acknowledgement of this frame has. */
+/* The first bitmap word in an acknowledgement of this frame. */
 static __always_inline __u32 pinch_ack_first(__u32 chunk)
 {
 	__u32 word = chunk / 32;
@@ -56,7 +55,7 @@ static __always_inline __u32 pinch_flow_here(void)
 	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : bpf_get_smp_processor_id();
 }
 
-/* The flow that frames to a rank belong to. */
+/* The flow to which frames for a rank belong. */
 static __always_inline __u32 pinch_flow_to(__u32 rank)
 {
 	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : pinch_config.home[rank % RING_MAX_RANKS];
@@ -71,7 +70,7 @@ static __always_inline __u32 pinch_next_of(__u32 flow_number, struct pinch_flow 
 	return next < flow->total && number ? *number : 0xffffffff;
 }
 
-/* Address a frame of this rank's to another. `length` is the payload's. */
+/* Address a frame of this rank to another. `length` is that of the payload. */
 static __always_inline void pinch_address(struct ring_frame *f, __u32 to, __u32 length)
 {
 	frame_address(f, &pinch_config.peers[pinch_config.rank % RING_MAX_RANKS],
@@ -116,8 +115,8 @@ static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __
 	f->prev = 0;
 }
 
-/* Make the frame at hand one of this host's own, for the doorbell: an enum pinch_kind from
- * PINCH_DOORBELL on. */
+/* Turn the frame into one for this host's doorbell. `kind` is PINCH_DOORBELL or a later one of enum
+ * pinch_kind. */
 static __always_inline void pinch_make_own(struct ring_frame *f, __u8 kind)
 {
 	f->kind = kind;
@@ -135,8 +134,8 @@ static __always_inline bool pinch_is_foreign(const struct ring_frame *f)
 }
 
 /* Does the header belong to this exchange, is the frame for this rank, and is it from another
- * rank's address? A switch that has lost its table delivers frames for anybody. This checks what
- * the header claims; check and seal show whether the claim is intact.
+ * rank's address? A switch that has lost its table delivers frames for other ranks, too. This
+ * checks what the header claims; check and seal show whether the header is intact.
  */
 static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 {
@@ -157,7 +156,7 @@ static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 	return true;
 }
 
-/* What a word of a payload, in place `i`, adds to its check. */
+/* What a word of a payload adds to its check. `weight` has the weights of the word's two halves. */
 static __always_inline __u64 pinch_weigh(__u64 word, const __u32 *weight)
 {
 	return (word & 0xffffffff) * weight[0] + (word >> 32) * weight[1];

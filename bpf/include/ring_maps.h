@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The maps of one rank. Sizes that depend on the group are set before loading. */
+/* The maps of one rank. Sizes that depend on the group are set before the programs load. */
 #pragma once
 
 #include "lib/bpf.h"
@@ -7,7 +7,7 @@
 
 const volatile struct ring_config ring_config = {};
 
-/* Quantized lanes, a chunk an element: written by the process, read here. */
+/* Quantized lanes, one chunk per element: written by the process, read here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -64,7 +64,7 @@ struct {
 	__type(value, struct ring_wr);
 } ring_sq SEC(".maps");
 
-/* The doorbell's far end, many times over: a broadcast to one of these maps multiplies a frame. */
+/* The doorbell's far end, many times: a broadcast to one of these maps multiplies a frame. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, RING_FAN_SMALL);
@@ -79,7 +79,8 @@ struct {
 	__type(value, __u32);
 } ring_fan_large SEC(".maps");
 
-/* The link and the doorbell's far end: a frame that goes on, and its copy, which becomes a nack. */
+/* The link and the doorbell's far end: for a frame that goes on, and its copy, which becomes a
+ * nack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 2);
@@ -125,7 +126,7 @@ struct {
 	__uint(value_size, RING_BLOCK);
 } ring_retransmit_data SEC(".maps");
 
-/* The other CPUs, each with the program `ring_remote`. */
+/* The other CPUs; each runs the program `ring_remote` on frames that it gets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
@@ -140,7 +141,7 @@ struct {
 	__type(value, __u64[RING_COUNTERS]);
 } ring_counters SEC(".maps");
 
-/* `wake_at` results are stored: the value is the sequence number. */
+/* Wakes the process when `wake_at` results are stored; the value is the sequence number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

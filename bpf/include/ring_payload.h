@@ -2,9 +2,9 @@
 /* Work on whole payloads: 64-bit words whose lanes never carry into each other
  * (testbed/protocol/lanes.py).
  *
- * Lengths are whole blocks, so one bounds test serves eight words. The pointers advance by
- * constants: the verifier follows those into packets, whereas a variable offset would lose it the
- * range. Every function returns 0, or -1 when the frame is too short.
+ * Lengths are whole blocks, so one bounds check serves eight words. Pointers advance by constants,
+ * because the verifier tracks the range of a packet pointer then, and loses it with a variable
+ * offset. Every function returns 0, or -1 when the frame is too short.
  */
 #pragma once
 
@@ -15,8 +15,7 @@
 #define RING_FOR_EACH_BLOCK(blocks) \
 	for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
 
-/* Whole blocks in a payload; the bound is what tells the verifier that map values are long enough.
- */
+/* Whole blocks in a payload. The bound tells the verifier that map values are long enough. */
 static __always_inline __u32 ring_blocks_of(__u32 length)
 {
 	__u32 blocks = length / RING_BLOCK, most = ring_config.chunk_bytes / RING_BLOCK;
@@ -25,8 +24,8 @@ static __always_inline __u32 ring_blocks_of(__u32 length)
 }
 
 /* Prefetch a payload's cache lines, with loads that nothing waits for. Frames arrive in bursts,
- * chunk after chunk of one owner, and inputs and results of a large tensor are in memory, not in a
- * cache.
+ * chunk after chunk of one owner, and the inputs and results of a large tensor are in memory, not
+ * in a cache.
  */
 static __always_inline void ring_payload_touch(const void *payload)
 {

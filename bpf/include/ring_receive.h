@@ -20,8 +20,8 @@ static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 }
 
 /* Does the frame, which has this rank's sequence number, fit this rank's tensor? If not, its sender
- * reduces another tensor, or the frame was damaged. Only the former is counted as a bad tensor,
- * because the process draws conclusions from it.
+ * reduces another tensor, or the frame was damaged. Only the former counts as a bad tensor, because
+ * the process fails the collective then.
  */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
@@ -59,7 +59,7 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 	return w->frame->seq != seq_of(w->progress) || ring_fits(w);
 }
 
-/* Does this rank hold the result that the frame is about? */
+/* Does this rank hold the result of the frame's chunk and sequence number? */
 static __always_inline bool ring_holds(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
@@ -139,8 +139,8 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 									 : RING_GONE;
 }
 
-/* Ask the owner to start the reduce-scatter phase of the frame's chunk over, after round `round`.
- */
+/* Ask the owner to start the reduce-scatter phase of the frame's chunk over, in a round after
+ * `round`. */
 static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, __u8 round)
 {
 	w->frame->kind = RING_NACK;
@@ -163,7 +163,7 @@ static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
-/* Retransmit the partial sum that the rank after lacks. */
+/* Retransmit the partial sum that the next rank lacks. */
 static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w, bool mine)
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
@@ -207,9 +207,9 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 	return ring_restart(w, w->frame->round);
 }
 
-/* A nack from the rank after. With `upstream` this rank retransmits; with `origin` it passes the
+/* A nack from the next rank. With `upstream`, this rank retransmits; with `origin`, it passes the
  * nack on to the chunk's owner, which sends the result or starts the reduce-scatter phase over. A
- * frame that this rank has not sent is not lost, so that nack is dropped.
+ * frame that this rank has not sent is not lost, so a nack for it is dropped.
  */
 static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
@@ -234,8 +234,8 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 					direct ? w->chunk->before[RING_STAGE_RESULT]
 					       : w->frame->prev);
 	}
-	/* The result cannot get there before it gets here, but the partial sum of a later round may
-	 * be missing there. */
+	/* The result cannot arrive there before it arrives here, but the rank may lack the partial
+	 * sum of a later round. */
 	if (direct && w->frame->flags & RING_FLAG_RESULT &&
 	    (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
 		return ring_drop(w, DROP_NOT_HELD);
@@ -264,9 +264,8 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 		rank->verified = seq;
 }
 
-/* Send a probe or an answer. An answer to the rank after names the last frame of the stream.
- * `acked`: with RING_FLAG_VERIFIED_ACK, the sequence number that is acknowledged.
- */
+/* Send a probe or an answer. An answer to the next rank names the last frame of the stream.
+ * `acked`: with RING_FLAG_VERIFIED_ACK, the sequence number that is acknowledged. */
 static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to,
 						   __u8 flags, __u16 acked)
 {

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Inputs, partial sums, results and early frames: what one rank does with the memory that it shares
- * with its process.
+/* Inputs, partial sums, results and early frames: how a rank uses the memory that it shares with
+ * its process.
  *
  * Nothing is written before the whole frame has been verified. Two CPUs may work on a frame and its
  * duplicate at once, and the process may enter the next collective meanwhile. So a writer first
- * moves the word that describes the memory forward (`word_advance`), which a CPU that was held up
- * cannot do; and a reader of memory that may be overwritten checks that word afterwards.
+ * moves the word that describes the memory forward (`word_advance`), which fails on a CPU that was
+ * held up. A reader of memory that may be overwritten checks that word afterwards.
  */
 #pragma once
 
 #include "ring_stream.h"
 #include "ring_payload.h"
 
-/* Turn the frame into the first hop of one of this rank's chunks. `again`: it was sent before. */
+/* Turn the frame into the first hop of one of this rank's chunks. `again`: the chunk has been
+ * launched before. */
 static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 round, bool again)
 {
 	__u32 index = w->index, seq = seq_of(w->progress);
@@ -66,9 +67,9 @@ static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 	return ring_launch(w, 0, false);
 }
 
-/* The frame is free: turn it into this rank's next chunk, if there is one. If its input is not
- * ready, the process launches it after it has moved `progress` (it reads `next` after that; both
- * sides are fenced).
+/* The frame is free: turn it into this rank's next chunk, if there is one. If the input of that
+ * chunk is not ready, the process launches the chunk after it has moved `progress`: it reads `next`
+ * after that, and both sides have a memory barrier.
  */
 static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 {
@@ -142,9 +143,9 @@ static __always_inline __u32 ring_retransmit_slot(__u32 index)
 	return index & (ring_config.retransmit_slots - 1);
 }
 
-/* Have there been losses lately? If not, nobody will nack a partial sum, and a copy of each would
- * cost a memcpy per hop for nothing. The first partial sum to be lost costs its chunk another
- * round, whose partial sums all ranks save.
+/* Have there been losses lately? If not, no rank will nack a partial sum, and saving each would
+ * waste a memcpy per hop. The first partial sum to be lost costs its chunk another round, whose
+ * partial sums all ranks save.
  */
 static __always_inline bool ring_is_lossy(struct ring_work *w, __u32 seq)
 {
@@ -169,7 +170,7 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
 		chunk = bpf_map_lookup_elem(&ring_chunks, &other);
-		/* If that chunk's result is here, the rank after has received its partial sum. */
+		/* If that chunk's result is here, the next rank has received its partial sum. */
 		if (chunk && seq_of(word_read(&chunk->result)) != seq) {
 			ring_count(w, RING_UNSAVED);
 			return;
@@ -244,7 +245,7 @@ static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 
 
 enum ring_taking {
 	RING_TAKEN_FIRST, /* the first result of the chunk in this sequence number */
-	RING_TAKEN_ANEW,  /* one of a later round */
+	RING_TAKEN_ANEW,  /* a result of a later round */
 	RING_NOT_TAKEN,
 };
 
@@ -323,8 +324,8 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 		return ring_drop(w, DROP_BAD_LENGTH);
 	}
 	__sync_lock_test_and_set(&early->state, RING_EARLY_WAITING);
-	/* The process may have moved `progress` before the line above, and have seen no early
-	 * frame. */
+	/* The process may have moved `progress` before the state was set above, and have seen no
+	 * early frame. */
 	progress = word_read(&w->control->progress);
 	if (ring_reload(w) && seq_of(progress) == w->frame->seq &&
 	    w->frame->chunk < (__u32)progress &&
@@ -346,7 +347,7 @@ static __always_inline void ring_repeat(struct ring_work *w)
 	w->chunk->attempt = w->frame->attempt;
 }
 
-/* Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum. */
+/* Reduce-scatter phase, with the input ready: add it. The last rank of the phase has the sum. */
 static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 {
 	void *input = bpf_map_lookup_elem(&ring_inputs, &w->index);
@@ -358,8 +359,8 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 	if (!input)
 		return RING_GONE;
 	now = word_of(seq, round);
-	/* With `origin` the owner restarts a phase that broke further on; the ranks before that
-	 * point pass its frames on. */
+	/* With `origin`, the owner restarts a phase that failed at a later hop, and the ranks
+	 * before that hop pass its frames on. */
 	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
 		return ring_drop(w, DROP_DUPLICATE);
 	expected = ring_payload_expected(w) + w->chunk->input_sum;

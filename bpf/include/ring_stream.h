@@ -4,7 +4,7 @@
  * A frame stays on one CPU from its launch to its last hop, and frames of one CPU pass the same
  * queues between two ranks, so they stay in order: they form a stream. Each frame names its
  * predecessor in `prev`. A rank that receives a frame but has not received its predecessor knows
- * that the predecessor is lost. Load does not confuse this: if a frame is late, so are all frames
+ * that the predecessor is lost. This holds under load, too: if a frame is late, so are all frames
  * behind it on its stream. The answer to a probe travels on the stream and names its last frame, so
  * the loss of that one is found too (a tail-loss probe, RFC 8985).
  *
@@ -20,7 +20,7 @@
 
 #include "ring_work.h"
 
-#define RING_MOST_DOUBLINGS 4 /* of the holdoff between two nacks for a frame */
+#define RING_MOST_DOUBLINGS 4 /* how often the holdoff between two nacks for a frame may double */
 #define RING_SKIP 4	      /* obsolete entries that one frame may pass over */
 
 static __always_inline bool ring_has_early(__u32 seq, __u32 index)
@@ -63,7 +63,7 @@ static __always_inline void ring_nack_put(struct ring_nack_queue *queue,
 					  const struct ring_nack *nack)
 {
 	if (queue->given - queue->taken >= RING_NACK_ENTRIES) {
-		/* their frames were dropped on the way: wait again */
+		/* the frames for these were dropped on the way: wait again */
 		queue->carried = queue->taken;
 		return; /* the process finds it when its timer expires */
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The submission queue: the process posts work requests and kicks the doorbell; each frame that the
- * kick becomes takes one. */
+/* The submission queue. The process posts work requests and kicks the doorbell; the kick becomes
+ * many frames, and each takes one request. */
 #pragma once
 
 #include "ring_receive.h"
@@ -38,7 +38,7 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 	f->length = length;
 	f->tag = early->tag;
 	f->stream = 0;
-	f->prev = RING_NOTHING; /* it was checked when the frame arrived */
+	f->prev = RING_NOTHING; /* the predecessor was checked when the frame arrived */
 	sum = early->sum;
 	__sync_lock_test_and_set(&early->state, RING_EARLY_FREE);
 	f->checksum = sum + frame_seal(f);
@@ -47,8 +47,8 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 }
 
 /* Turn the frame into a nack. It is as long as its answer, because the answer reuses its buffer.
- * Each nack has an attempt of its own: a fault rule that matches by header fields must not match
- * all of them.
+ * Each nack has an attempt of its own, so that a fault rule that matches on header fields does not
+ * match all of them.
  */
 static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u8 round,
 							enum ring_stage stage)
@@ -89,7 +89,7 @@ static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 	return ring_is_mine(w->index) ? RING_GONE : ring_send_nack(w, 0, RING_STAGE_PARTIAL);
 }
 
-/* The process refused the chunk's result of round `round`. */
+/* The process has refused the chunk's result of round `round`. */
 static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __u8 round)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));

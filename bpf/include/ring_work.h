@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* One frame in the hands of a ring program: what is known about it, and how it leaves. */
+/* The frame that a ring program works on: what is known about it, and how it leaves. */
 #pragma once
 
 #include "lib/frame.h"
 #include "lib/word.h"
 #include "ring_maps.h"
 
-/* RING_SEND: the frame is ready for the uplink; RING_GONE: it is not needed any more. */
+/* RING_SEND: the frame is ready for the uplink; RING_GONE: it is no longer needed. */
 enum ring_verdict { RING_GONE, RING_SEND };
 
 struct ring_work {
@@ -17,10 +17,10 @@ struct ring_work {
 	struct ring_stream *stream;
 	__u64 *counters;
 	__u64 progress; /* as read when this frame's work began */
-	__u32 index;	/* of the chunk */
-	__u32 length;	/* of the payload of frames in this sequence number */
-	__u32 sender;	/* of the frame that has arrived */
-	bool verified;	/* that frame is what it says, and from whom it says */
+	__u32 index;	/* number of the chunk */
+	__u32 length;	/* payload of a frame in this sequence number, bytes */
+	__u32 sender;	/* sender of the frame that has arrived */
+	bool verified;	/* content and sender of that frame have been verified */
 	bool nack_due;	/* a nack is reserved for this frame */
 };
 
@@ -97,14 +97,14 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 }
 
 /* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank
- * itself it is a full round: it receives a result only after it has refused its own.
+ * itself it takes a full turn of the ring: it receives a result only after it has refused its own.
  */
 static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
 {
 	return ring_steps_to(index, rank) + 1;
 }
 
-/* Was the chunk retransmitted within the holdoff? With `origin` all ranks that lack it nack it at
+/* Was the chunk retransmitted within the holdoff? With `origin`, all ranks that lack it nack it at
  * once. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
@@ -112,8 +112,8 @@ static __always_inline bool ring_too_soon(struct ring_work *w)
 	       now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
-/* Has this rank's process verified all results of a sequence number? It has if it has entered a
- * later one. */
+/* Has this rank's process verified all results of a sequence number? If it has entered a later one,
+ * it has. */
 static __always_inline bool ring_seq_verified(struct ring_work *w, __u32 seq)
 {
 	return *(volatile __u32 *)&w->control->verified == seq ||
@@ -157,8 +157,7 @@ static __always_inline __u32 ring_item_of(__u32 index, __u8 round, enum ring_sta
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
-/* Set `prev` to the stream's last frame, if that belongs to this collective or to the one before.
- */
+/* Set `prev` to the stream's last frame, if that belongs to this collective or the previous one. */
 static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 {
 	struct ring_frame *f = w->frame;
@@ -193,16 +192,16 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 	}
 }
 
-/* Address the frame. Its fields and payload are in place but for the seal; `sum` is that of the
- * payload. */
+/* Address the frame. All its fields but the seal, and its payload, are in place; `sum` is that of
+ * the payload. */
 static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length,
 						   __u64 sum)
 {
 	struct ring_frame *f = w->frame;
 
 	to &= RING_MAX_RANKS - 1;
-	/* clang would leave the mask out where it knows the bound by a test that the verifier does
-	 * not connect with it */
+	/* clang would omit the mask where it knows the bound from a check that the verifier does
+	 * not connect with this register */
 	barrier_var(to);
 	frame_address(f, &ring_config.peers[ring_config.rank], &ring_config.peers[to], length);
 	f->sender = ring_config.rank;
@@ -215,13 +214,13 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	return RING_SEND;
 }
 
-/* The sum that the payload must have, given the header's seal. */
+/* The sum that the payload must have, given the checksum and the header's seal. */
 static __always_inline __u64 ring_payload_expected(struct ring_work *w)
 {
 	return w->frame->checksum - frame_seal(w->frame);
 }
 
-/* Verify the seal of a frame whose payload does not count. */
+/* Verify the seal of a frame whose checksum covers the header alone. */
 static __always_inline bool ring_is_sealed(struct ring_work *w)
 {
 	w->verified = !ring_payload_expected(w);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the ring's programs share with the process of their host: sizes, maps' elements, counters.
+/* What the ring's programs share with the process of their host: sizes, elements of maps, counters.
  */
 #pragma once
 
@@ -7,14 +7,14 @@
 #include "wire_abi.h"
 
 enum ring_size {
-	RING_BLOCK = 64, /* bytes; payloads are whole blocks, so that loops have few tests */
-	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
+	RING_BLOCK = 64, /* bytes; payloads are whole blocks, so that loops need few checks */
+	/* 3,392 bytes, which fit into the largest MTU of single-buffer XDP on veth */
 	RING_MAX_BLOCKS = 53,
 	RING_SQ_ENTRIES = 1024, /* entries of the submission queue; a power of two */
 	RING_FAN_SMALL = 8,	/* frames that XDP makes of one kick */
 	RING_FAN_LARGE = 32,
 	RING_EARLY_SLOTS = 256, /* slots of the early-frame buffer */
-	RING_EARLY_TRIES = 4,	/* slots that a chunk's frame may take */
+	RING_EARLY_TRIES = 4,	/* slots in which a chunk's frame may be saved */
 	RING_NACK_ENTRIES = 64, /* entries of a CPU's nack queue; a power of two */
 	/* collectives for which partial sums are saved after a sign of loss */
 	RING_LOSSY_FOR = 256,
@@ -26,16 +26,16 @@ struct ring_config {
 	__u32 rank;
 	__u32 ranks;
 	__u32 group;
-	/* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
+	/* payload of a frame, a multiple of RING_BLOCK; frames of a smaller tensor are shorter */
 	__u32 chunk_bytes;
 	__u32 chunks;		/* capacity of the maps */
-	__u32 retransmit_slots; /* of the retransmit buffer; a power of two */
-	__u32 upstream;		/* who retransmits: 0 the chunk's owner, 1 the rank before */
+	__u32 retransmit_slots; /* slots of the retransmit buffer; a power of two */
+	__u32 upstream; /* which rank retransmits: 0 the chunk's owner, 1 the previous rank */
 	/* later frames of a stream that must arrive before a missing one is nacked; 0: only the
 	 * timer nacks */
 	__u32 reorder_threshold;
 	__u32 uplink; /* ifindex */
-	__u32 cpus;   /* that work requests are spread over */
+	__u32 cpus;   /* CPUs over which work requests are spread */
 	struct net_peer peers[RING_MAX_RANKS];
 };
 
@@ -50,19 +50,19 @@ struct ring_control {
 	__u64 progress; /* seq << 32 | chunks whose input is ready */
 	/* by parity of seq; set before `progress` names the sequence number */
 	struct ring_tensor tensors[2];
-	__u32 wake_at; /* wake the process when so many results are stored */
+	__u32 wake_at; /* wake the process when this many results are stored */
 	__u32 sq_tail; /* work requests that the process has posted, since the start */
-	/* between the first two nacks for a frame, then doubled; owners ignore nacks that come
+	/* time between the first two nacks for a frame, then doubled; owners ignore nacks that come
 	 * sooner */
 	__u32 nack_holdoff_us;
 	__u32 verified; /* latest sequence number whose results the process has verified */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
-	/* streams, a bit each, whose answers to probes have come from the rank before */
+	/* streams, a bit each, whose answers to probes have come from the previous rank */
 	__u64 flushed;
 	/* enum ring_reason << 32 | ranks that are blamed, a bit each; 0: no rank is known to have
-	 * given up. Programs set it once, to what the first rank says. */
+	 * given up. Programs set it once, to what they hear first. */
 	__u64 ended;
 	__u32 stored;  /* results of this sequence number */
 	__u32 sq_head; /* work requests that programs have taken, since the start */
@@ -70,32 +70,32 @@ struct ring_control {
 	__u32 pad1[7];
 };
 
-/* State of a chunk's result. Under one sequence number it only moves down this list; each round
- * starts at the top. */
+/* State of a chunk's result. Within a round of one sequence number it only moves down this list;
+ * each round starts at the top. */
 enum ring_result_state {
 	RING_RESULT_NONE,
-	RING_RESULT_CLAIMED, /* a CPU writes it */
+	RING_RESULT_CLAIMED, /* a CPU is writing it */
 	RING_RESULT_DONE,
 	RING_RESULT_REFUSED, /* the process found that its check word does not match */
 	/* the process found that it matches: the result stays, and serves nacks of any round */
 	RING_RESULT_VERIFIED,
 };
 
-/* `reduced` and `result` change by compare-and-exchange and only forward, so a CPU that was delayed
- * changes nothing. */
+/* `reduced` and `result` change by compare-and-exchange, and only forward, so a CPU that was
+ * delayed changes nothing. */
 struct ring_chunk {
-	__u64 input_sum; /* of the input's words; the process writes it */
+	__u64 input_sum; /* sum of the input's words; the process writes it */
 	__u64 result_sum;
 	/* seq << 32 | round of the latest partial sum that this rank has added its input to and
 	 * sent */
 	__u64 reduced;
 	__u64 result;	 /* seq << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: `prev` of the chunk's frame when it was first sent */
-	__u32 lost[2];	 /* by stage: seq under which the frame to this rank is known to be lost */
+	__u32 lost[2];	 /* by stage: seq in which the frame to this rank is known to be lost */
 	/* when this rank last nacked a frame of the chunk, or found one lost; low 32 bits */
 	__u32 nacked_us;
 	__u32 resent_us; /* when this rank last retransmitted a frame of the chunk; 0: never */
-	__u32 attempt;	 /* of the chunk's latest frame that was sent */
+	__u32 attempt;	 /* attempt of the chunk's frame that was sent last */
 	__u32 pad;
 };
 
@@ -103,12 +103,12 @@ struct ring_chunk {
 struct ring_retransmit {
 	__u64 owner; /* seq << 32 | chunk that the slot belongs to */
 	__u64 valid; /* equal to `owner` once the data is complete, else 0 */
-	__u64 sum;   /* of the data's words */
+	__u64 sum;   /* sum of the data's words */
 	__u32 round;
 	__u32 pad;
 };
 
-/* The stream of one CPU's frames to the rank after. Only that CPU writes it. */
+/* The stream of one CPU's frames to the next rank. Only that CPU writes it. */
 struct ring_stream {
 	__u32 seq;
 	__u32 prev;	/* latest frame that was not a retransmission, as `prev` encodes it */
@@ -128,7 +128,7 @@ struct ring_rank {
 	__u32 pad;
 };
 
-/* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */
+/* What the process wants to send. XDP multiplies one kick, and each copy takes a work request. */
 enum ring_wr_kind {
 	RING_WR_LAUNCH = 1, /* start chunk `chunk`, unless it has been started */
 	RING_WR_REPLAY,	    /* replay the early frame in slot `chunk` */
@@ -148,7 +148,7 @@ struct ring_wr {
 };
 
 enum ring_wr_extra {
-	RING_ANYWHERE = 0xffff, /* of a probe: on whichever CPU takes the work request */
+	RING_ANYWHERE = 0xffff, /* CPU of a probe: whichever takes the work request */
 };
 
 /* A missing frame. */
@@ -161,8 +161,8 @@ struct ring_nack {
 	__u32 pad;
 };
 
-/* A FIFO: entries from `taken` to `carried` have a frame under way that will nack them, those from
- * `carried` to `given` wait. */
+/* A FIFO. For entries from `taken` to `carried`, a frame is under way that will nack them; those
+ * from `carried` to `given` wait. */
 struct ring_nack_queue {
 	__u32 taken;
 	__u32 carried;
@@ -173,7 +173,7 @@ struct ring_nack_queue {
 
 /* The nack queues of one CPU. */
 struct ring_nacks {
-	__u32 frames; /* that have arrived */
+	__u32 frames; /* frames that have arrived */
 	__u32 pad;
 	struct ring_nack_queue fresh;
 	struct ring_nack_queue again; /* nacked before: the nack or its answer may be lost too */
@@ -196,19 +196,19 @@ struct ring_early {
 	__u16 length;
 	__u16 tag;
 	__u32 pad;
-	__u64 sum; /* of the data's words */
+	__u64 sum; /* sum of the data's words */
 };
 
 /* The first are enum drop_reason. */
 enum ring_counter {
-	RING_SENT = DROP_REASONS, /* frames put on the wire */
+	RING_SENT = DROP_REASONS, /* frames sent */
 	RING_SENT_BYTES,	  /* their bytes from the Ethernet header on */
 	RING_RESENT,		  /* of these, retransmissions and nacks */
 	RING_STORED,
 	RING_ANSWERED,	/* results retransmitted */
 	RING_EARLY,	/* frames saved until their input is ready */
 	RING_SPREAD,	/* work requests handed to another CPU */
-	RING_LOST,	/* frames found lost by a later one of their stream */
+	RING_LOST,	/* frames whose loss a later one of their stream has shown */
 	RING_RESTARTED, /* reduce-scatter phases that were started over */
 	RING_UNSAVED,	/* partial sums that found no slot in the retransmit buffer */
 	RING_COUNTERS,

@@ -1,5 +1,5 @@
-/* The ring's system calls and its side of the memory that it shares with the kernel
- * (bpf/shared/ring_abi.h), which needs fences that Python cannot express. Reference model:
+/* The system calls of the ring's process, and its side of the memory that it shares with the kernel
+ * (bpf/shared/ring_abi.h), which needs memory barriers that Python cannot express. Reference model:
  * testbed/protocol/ring/process.py, which the tests compare with it.
  */
 #define _GNU_SOURCE
@@ -19,15 +19,16 @@ int ring_flush(struct ring *r)
 		r->syscalls++;
 		if (send(r->doorbell, r->kick, r->kick_length, 0) >= 0)
 			continue;
-		/* A full doorbell is a lost frame like any other: the timer sees to it. */
+		/* A kick that a full doorbell drops is a lost frame like any other: the timer
+		 * recovers it. */
 		if (errno != EINTR && errno != ENOBUFS && errno != EAGAIN)
 			return errno;
 	}
 	return 0;
 }
 
-/* Post a work request; the next flush kicks for it. If the queue is full the request is dropped:
- * the timer posts it again. */
+/* Post a work request; the next flush kicks for it. If the queue is full, the request is dropped,
+ * and the timer posts it again. */
 void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt,
 	       uint32_t extra)
 {
@@ -56,8 +57,8 @@ void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 	}
 }
 
-/* Enter a new sequence number, with nothing ready yet. From here on the kernel adds no input of the
- * one before. */
+/* Enter a new sequence number, with nothing ready yet. From now on, the kernel adds no input of the
+ * previous one. */
 void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag,
 		uint32_t window)
 {
@@ -73,8 +74,8 @@ void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, u
 	c->tensors[seq & 1] = (struct ring_tensor){ total, length, tag };
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
-	/* In this order: a token of the last sequence number must not take a slot of this one,
-	 * which it could not launch. */
+	/* `progress` must change first: otherwise a frame of the last sequence number could take a
+	 * slot of this one, which it could not launch. */
 	__atomic_exchange_n(&c->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);
 	__atomic_store_n(&c->next, word_of(seq, window < mine ? window : mine), __ATOMIC_SEQ_CST);
 }
@@ -104,7 +105,7 @@ int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 	return result;
 }
 
-/* Copy the status to its place in the chunks, or from there. */
+/* Copy the status to its place in the chunks (`in`), or from there. */
 static void copy_status(struct ring *r, const struct ring_layout *l, char *memory, char *status,
 			bool in)
 {
@@ -118,7 +119,7 @@ static void copy_status(struct ring *r, const struct ring_layout *l, char *memor
 	}
 }
 
-/* What follows the last lane: zeros, and the status at the end; then all is ready. */
+/* Write what follows the last lane, zeros and the status at the end; then all input is ready. */
 int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char *status)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, lanes = l->count * r->lanes.bytes;
@@ -136,9 +137,9 @@ int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char 
 	return ring_publish(r, seq, l->total);
 }
 
-/* A collective up to the point where all input is published, unless a value is not finite: then the
- * last block is not, and ring_finish has to be called with a status that says so. `status` is this
- * rank's, without its exponent; `base` is the exponent of its first byte. Returns the largest
+/* Run a collective up to the point where all input is published. If a value is not finite, the last
+ * block is not published, and ring_finish must be called with a status that says so. `status` is
+ * this rank's, without its exponent; `base` is the exponent of its first byte. Returns the largest
  * magnitude (as lanes_absmax) and sets *error to 0 or an errno.
  */
 uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag,
@@ -153,7 +154,7 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
-		/* What is behind the last whole chunk goes with it. */
+		/* The values behind the last whole chunk go with it. */
 		uint64_t begin = (uint64_t)first * per_chunk,
 			 end = last < whole ? (uint64_t)last * per_chunk : l->count;
 		uint32_t magnitude;
@@ -190,9 +191,8 @@ static struct ring_status_record *record_in(const struct ring *r, uint8_t *statu
 	return (struct ring_status_record *)(status + r->exponents) + rank;
 }
 
-/* Read the reduced status: the exponent of the greatest magnitude, relative to that of the first
- * byte, or -1 if it also tells of something else.
- */
+/* Read the reduced status. Returns the exponent of the largest magnitude, relative to that of the
+ * first byte, or -1 if the status also reports something else. */
 int32_t ring_status(struct ring *r, const struct ring_layout *l)
 {
 	_Alignas(struct ring_status_record) uint8_t status[RING_MAX_STATUS];
@@ -213,8 +213,8 @@ int32_t ring_status(struct ring *r, const struct ring_layout *l)
 	return fine && ranks == r->ranks ? greatest : -1;
 }
 
-/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. The next
- * result to be stored must find that it is the last one. */
+/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. `stored`
+ * decreases first, so that a new result finds that it is the last one. */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct ring_control *c = r->control;
@@ -229,7 +229,7 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 	    !__atomic_compare_exchange_n(&record->result, &word,
 					 done + RING_RESULT_REFUSED - RING_RESULT_DONE, false,
 					 __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-		/* another has come meanwhile */
+		/* another result has arrived meanwhile */
 		__atomic_fetch_add(&c->stored, 1, __ATOMIC_SEQ_CST);
 		return;
 	}
@@ -247,14 +247,13 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_
 
 		if (!is_done(word, seq))
 			return false;
-		*version += word; /* words only go forward */
+		*version += word; /* words only move forward */
 	}
 	return true;
 }
 
-/* All results are verified: from here on they serve ranks that have refused theirs. Return the
- * outcome, unless a result was replaced while it was being verified.
- */
+/* All results are verified: from now on, they serve ranks that have refused theirs. Returns the
+ * outcome, unless a result was replaced while it was being verified. */
 static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome,
 			 uint64_t version)
 {
@@ -268,9 +267,8 @@ static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_
 	return RING_LATE;
 }
 
-/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into
- * floats. The outcome is "late" again if a result fails its check.
- */
+/* All results are stored: read the status and, if it agrees with the exponent, turn the sums into
+ * floats. If a result fails its check, the outcome is "late" again. */
 int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32_t exponent)
 {
 	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes,
@@ -302,9 +300,8 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	return r->error ? RING_FAILED : RING_LATE;
 }
 
-/* A whole collective, if nothing goes wrong. `out` may be `x`: it is written only when no other
- * pass can follow. `most` is a magnitude that the status counts in addition to those of `x`.
- */
+/* Run a whole collective, if nothing goes wrong. `out` may be `x`: it is written only when no other
+ * pass can follow. `most` is a magnitude that the status counts in addition to those of `x`. */
 int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag,
 		const float *x, float *out, uint32_t most, int32_t exponent)
 {

@@ -1,4 +1,4 @@
-/* What all of the ring's process needs; what it shares with its programs and with Python is in
+/* What all parts of the ring's process need. What it shares with its programs and with Python is in
  * bpf/shared. */
 #pragma once
 
@@ -9,14 +9,13 @@
 #include "lib/seq.h"
 #include "shared/ring_native_abi.h"
 
-#define NEVER 0xffffffff /* more results than there ever are */
-#define REACH 8 /* times window and ranks: chunks looked at, from the first that is missing */
-#define PATIENCE                                                                                   \
-	4 /* stalls in a row after which a chunk is nacked without evidence, if there have been no \
-	     losses lately */
-#define BLIND                                                                                      \
-	4 /* chunks that are nacked without a sign of loss, when nothing else explains the silence \
-	   */
+#define NEVER 0xffffffff /* more results than there can ever be */
+#define REACH 8 /* times window and ranks: chunks to look at, from the first that is missing */
+/* stalls in a row after which a chunk is nacked without evidence, if there have been no losses
+ * lately */
+#define PATIENCE 4
+/* chunks that are nacked without a sign of loss, if nothing else explains the silence */
+#define BLIND 4
 
 static inline uint64_t read_word(const __u64 *word)
 {

@@ -10,19 +10,20 @@
 #include "ring.h"
 
 /* How long a CPU may make no progress before a probe is sent; the time doubles with each probe.
- * Probes are cheap and retransmit nothing that is not lost, so this need not follow round trips,
- * which on a busy machine are mostly the time that ranks wait for a CPU.
+ * Probes are cheap and retransmit nothing that is not lost, so the time does not have to follow
+ * round trips, which on a busy machine mostly measure how long ranks wait for a CPU.
  */
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
-#define RECOVERY_DOUBLINGS                                                                      \
-	1 /* while a loss is known: a retransmission may be lost again, with `origin` on any of \
-	     its hops */
+/* while a loss is known, because a retransmission may be lost again, with `origin` on any of its
+ * hops */
+#define RECOVERY_DOUBLINGS 1
 
-/* How many chunks may be nacked at once. Silence may mean that all is lost, or that all waits in a
- * queue, which nacks would make longer. So the number halves each time until there is progress, and
- * then grows by the frames that made it (RFC 5681: slow start after a timeout).
+/* How many chunks may be nacked at once. Silence may mean that everything is lost, or that
+ * everything waits in a queue, which nacks would make longer. So the number halves each time until
+ * there is progress, and then grows by the number of frames that made the progress (RFC 5681: slow
+ * start after a timeout).
  */
 static uint32_t allowance(struct ring *r, uint32_t most)
 {
@@ -41,7 +42,7 @@ static bool is_lossy(const struct ring_control *c, uint32_t seq)
 	return lossy && seq - lossy < RING_LOSSY_FOR;
 }
 
-/* Does the rank before hold all results? Then it has sent whatever this rank lacks. */
+/* Does the previous rank hold all results? Then it has sent whatever this rank lacks. */
 static bool is_complete(const struct ring *r, uint32_t seq)
 {
 	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
@@ -60,8 +61,8 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 			       __ATOMIC_RELAXED) == seq;
 }
 
-/* Ask the rank before for the last frame that it sent on a CPU. Whatever has not arrived before the
- * answer is lost. */
+/* Ask the previous rank for the last frame that it sent on a CPU. Whatever has not arrived before
+ * the answer is lost. */
 void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
@@ -70,8 +71,9 @@ void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 }
 
 /* Verify results before all are stored, each once, from where the last call stopped. A verified
- * result serves ranks that have refused theirs. If no rank had one, only those that lack the result
- * would have a reason to start its sum over, and a loss on the way there might never be nacked.
+ * result serves ranks that have refused theirs. If no rank had a verified result, only the ranks
+ * that lack it would have a reason to start its sum over, and a loss on the way there might never
+ * be nacked.
  */
 static void verify_early(struct ring *r, uint32_t total, uint32_t seq)
 {
@@ -95,9 +97,9 @@ static void verify_early(struct ring *r, uint32_t total, uint32_t seq)
 
 /* A CPU has made no progress for a while. Launch what should have been launched, and nack what is
  * known to be lost and has not been nacked lately. If no CPU makes progress (`still`) although the
- * rank before has answered on all of them, verify what is stored, and nack a few missing chunks
- * without evidence, because the evidence may have been lost. Each call goes on behind the last
- * chunk that was nacked, so that a chunk that nobody can send yet does not block the others.
+ * previous rank has answered on all of them, verify what is stored, and nack a few missing chunks
+ * without evidence, because the evidence may have been lost. Each call continues behind the last
+ * chunk that was nacked, so that a chunk that no rank can send yet does not block the others.
  */
 void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
@@ -208,8 +210,8 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 }
 
 /* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno.
- * First yield the CPU to the other ranks a few times: if all are about to finish, that is faster
- * than a sleep and an interrupt.
+ * Yield the CPU to the other ranks a few times first: if all are about to finish, that is faster
+ * than to sleep and be woken.
  */
 static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
@@ -226,7 +228,7 @@ static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 	now = now_ns();
 	end = now + timeout_ns;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
-		if (!r->quiet[cpu].probes) /* this process was busy itself until now */
+		if (!r->quiet[cpu].probes) /* this process itself was busy until now */
 			r->quiet[cpu].since = now;
 	for (;; now = now_ns()) {
 		int64_t left = (int64_t)(end - now);

@@ -1,3 +1,3 @@
-"""The protocols' rules without I/O, which the workers, the simulator and the tests' reference model
-all use.
+"""The rules of the protocols, without I/O. Workers, the simulator and the reference models of the
+tests use them.
 """

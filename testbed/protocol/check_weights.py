@@ -1,33 +1,34 @@
-"""The weights of a payload's check, by place: the one table that Python, the programs and native
-code all read.
+"""The weights of a payload's check, by position. Python, the programs and native code all read this
+one table.
 
-A payload is taken as halves of words, 32 bits each: ``h[0]``, ``h[1]``, ... Its check is the sum of
-all ``w[i] * h[i]`` modulo 2**64, with weights of 32 bits that are odd, different and not 1. This is
-multilinear hashing (Carter and Wegman, Universal classes of hash functions, JCSS 18(2), 1979), in
-the form of Lemire and Kaser (Strongly universal string hashing is fast, Computer Journal 57(11),
-2014): one multiplication of 32 by 32 bits a half, and sums of payloads have the sums of their
-checks.
+A payload is read as half words of 32 bits: ``h[0]``, ``h[1]``, ... Its check is the sum of all
+``w[i] * h[i]`` modulo 2**64, where the weights have 32 bits, are odd, differ from each other, and
+are not 1. This is multilinear hashing (Carter and Wegman, Universal classes of hash functions, JCSS
+18(2), 1979), in the form of Lemire and Kaser (Strongly universal string hashing is fast, Computer
+Journal 57(11), 2014): it takes one multiplication of 32 by 32 bits per half word, and the check of
+a sum of payloads is the sum of their checks.
 
-An error changes halves by ``e[i]``, each less than 2**32 in magnitude, and is missed if the sum of
-all ``w[i] * e[i]`` is 0 modulo 2**64.
+An error changes half words by ``e[i]``, each less than 2**32 in magnitude. It is missed if the sum
+of all ``w[i] * e[i]`` is 0 modulo 2**64.
 
-- Any fixed pattern, weights drawn evenly from the odd numbers of 32 bits: missed with a probability
-  of at most 2**-31. Take some ``e[j]`` that is not 0. Given all other weights, ``w[j] * e[j]`` has
-  to be one certain number modulo 2**64. Two weights w and v that both give it have ``(w - v) * e[j]
-  = 0`` modulo 2**64; but ``|w - v|`` and ``|e[j]|`` are less than 2**32, so the product does not
-  wrap, and w = v. Of 2**31 odd weights one at most will do.
+- If the weights are drawn uniformly from the odd numbers of 32 bits, any fixed pattern is missed
+  with a probability of at most 2**-31. Proof: take some ``e[j]`` that is not 0. Given all other
+  weights, ``w[j] * e[j]`` must equal one particular number modulo 2**64. Two weights w and v that
+  both yield it satisfy ``(w - v) * e[j] = 0`` modulo 2**64; but ``|w - v|`` and ``|e[j]|`` are less
+  than 2**32, so the product does not wrap, and w = v. So at most one of the 2**31 odd weights does.
 - One flipped bit is never missed: ``w * 2**a`` with a < 32 is less than 2**64 and not 0.
-- Nor are two. In one half, e is not 0 and less than 2**32 in magnitude: again ``w * e`` neither
-  wraps nor is 0. In two halves, let the bits be a <= b. The sum is ``2**a * (+-w +- v * 2**(b -
-  a))``. If a < b, what is in brackets is odd: the sum is not 0 modulo 2**64. If a = b, it is ``2**a
-  * (w - v)`` or ``2**a * (w + v)``, up to the sign. The difference is not 0 and less than 2**32 in
-  magnitude, the sum less than 2**33, and a less than 32: neither product is 0 or 2**64 or more.
-- Nor is a flipped bit of the payload together with one of the checksum itself. ``w * 2**a = 2**k``
-  would make w = 1. And ``w * 2**a + 2**k`` is not 2**64: with a and k different it has an odd
-  factor of more than 1, with a = k it is ``2**a * (w + 1)``, which is too small.
+- Two flipped bits are never missed. If both are in one half word, e is not 0 and less than 2**32 in
+  magnitude: again ``w * e`` neither wraps nor is 0. If they are in two half words, let the bits be
+  a <= b. The sum is ``2**a * (+-w +- v * 2**(b - a))``. If a < b, the term in brackets is odd, so
+  the sum is not 0 modulo 2**64. If a = b, it is ``2**a * (w - v)`` or ``2**a * (w + v)``, up to the
+  sign. The difference is not 0 and less than 2**32 in magnitude, the sum less than 2**33, and a
+  less than 32: so neither product is 0, and neither reaches 2**64.
+- A flipped bit of the payload together with one of the checksum itself is never missed. ``w * 2**a
+  = 2**k`` would make w = 1. And ``w * 2**a + 2**k`` is not 2**64: if a and k differ, it has an odd
+  factor greater than 1; if a = k, it is ``2**a * (w + 1)``, which is too small.
 
-The table is drawn once and for all, so what is said of the first kind holds of errors that do not
-know it: this is a check against accidents, not against adversaries.
+The table was drawn once and for all, so the first statement holds only for errors that do not
+depend on it. The check protects against accidents, not against adversaries.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from itertools import islice
 __all__ = ["HALVES", "WEIGHTS", "header", "weigh_halves"]
 
 HALVES = 864
-"""Places: halves of the largest payload, in whole steps of the programs."""
+"""Number of weights: half words of the largest payload, rounded up to whole steps of the programs.
+"""
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 
@@ -60,7 +62,9 @@ WEIGHTS: tuple[int, ...] = tuple(islice(_draw(), HALVES))
 
 
 def weigh_halves(halves: Sequence[int]) -> int:
-    """The check of a payload, from its halves in the order of memory: lower ones first."""
+    """The check of a payload, given its half words in memory order: the lower half of each word
+    first.
+    """
     return sum(weight * half for weight, half in zip(WEIGHTS, halves, strict=False)) & _U64
 
 

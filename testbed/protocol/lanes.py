@@ -1,16 +1,16 @@
-"""Carry-free lanes: float32 values as biased unsigned integers, several to a 64-bit word, that one
-plain add sums.
+"""Carry-free lanes: float32 values as biased unsigned integers, several per 64-bit word, so that
+one plain addition sums them all.
 
 With N ranks and lanes of b bits, a value becomes ``u = rint(x * scale) + bias`` with ``bias = 2**b
 // (2 * N)``, so that ``0 < u < 2 * bias`` and N of them add up to less than ``2**b``: no lane
-carries into its neighbour. The scale is a power of two, hence the product exact, and rounding the
+carries into its neighbour. The scale is a power of two, so the product is exact and rounding is the
 only error::
 
     step = 2**(E - h),  h = floor(log2(bias)),  E: exponent that the group has agreed on
     |sum of x - result| <= N * step / 2 + rounding of the result to float32
 
 The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7).
-Reference model: ``testbed/native/lanes.h``, which `testbed.comm.lanes` calls.
+Reference model of ``testbed/native/lanes.h``, which `testbed.comm.lanes` calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = ["EXPONENTS", "Lanes"]
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 EXPONENTS = range(-126, 130)
-"""Exponents that a group may agree on: from the least normal step to a sum's largest magnitude."""
+"""Exponents that a group may agree on: from the smallest normal step to the largest magnitude of a
+sum.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,13 @@ class Lanes:
 
     @cached_property
     def least_exponent(self) -> int:
-        """Below this the scale would overflow float32; such values lose bits as subnormals do
-        anyway.
+        """The smallest exponent: below it the scale would overflow float32. Smaller values lose
+        bits, as subnormals do anyway.
         """
         return self.fraction_bits - 126
 
     def exponent_for(self, absmax: float) -> int:
-        """The least exponent at which a magnitude is not clamped."""
+        """The smallest exponent at which a magnitude is not clamped."""
         if absmax == 0.0:
             return self.least_exponent
         exponent = max(math.frexp(absmax)[1], self.least_exponent)
@@ -100,8 +102,8 @@ class Lanes:
     def surely_overflows(
         self, sums: NDArray[np.unsignedinteger], exponent: int
     ) -> NDArray[np.bool_]:
-        """Whether a sum exceeds float32 even without the rounding of its summands, of up to half a
-        step each.
+        """Whether a sum exceeds float32 even if the rounding of its summands, up to half a step
+        each, is discounted.
         """
         integers = np.abs(sums.astype(np.int64) - self.ranks * self.bias)
         least = (integers - self.ranks / 2) * self.step(exponent)
@@ -116,8 +118,8 @@ class Lanes:
         """float32 to lanes of the same shape, clamped at the limit; NaN becomes the limit."""
         with np.errstate(over="ignore"):  # values beyond float32 are clamped like the rest
             scaled = values * np.float32(self.scale(exponent))
-        # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what
-        # the reference model uses.
+        # A float32 cannot hold every limit of 32-bit lanes. The next smaller one is good enough,
+        # and the C code uses it as well.
         clamped = np.clip(np.where(np.isnan(scaled), self.clamp, scaled), -self.clamp, self.clamp)
         lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(
             self.dtype

@@ -9,13 +9,13 @@ __all__ = ["RetransmissionTimer"]
 
 @dataclass
 class RetransmissionTimer:
-    """Smoothed round-trip time and its variation make the timeout; every expiry without progress
-    doubles it.
+    """The timeout follows from the smoothed round-trip time and its variation, and doubles with
+    every expiry without progress.
 
-    :param floor: Least timeout. RFC 6298 asks for 1 s on the internet; here a round trip takes tens
-        of microseconds, and the main delay is a rank that waits for a CPU, for a few scheduler
-        ticks.
-    :param ceiling: Greatest timeout after doubling.
+    :param floor: Minimum timeout. RFC 6298 asks for 1 s on the internet. Here a round trip takes
+        tens of microseconds, and the main delay is a rank that waits a few scheduler ticks for a
+        CPU.
+    :param ceiling: Maximum timeout after doubling.
     """
 
     floor: float = 0.005
@@ -26,9 +26,9 @@ class RetransmissionTimer:
     _backoff: int = 0
 
     def sample(self, rtt: float, spread: float | None = None) -> None:
-        """A round trip was measured (of a frame sent once: Karn's rule).
+        """A round trip was measured, of a frame that was sent only once (Karn's algorithm).
 
-        :param spread: How far round trips deviated from ``rtt`` if it stands for many of them.
+        :param spread: How far round trips deviated from ``rtt``, if ``rtt`` is the mean of many.
         """
         if self.smoothed is None:
             self.smoothed, self.variation = rtt, rtt / 2
@@ -43,7 +43,7 @@ class RetransmissionTimer:
         self._backoff += 1
 
     def progressed(self) -> None:
-        """There was progress: wait no longer than the round trips suggest."""
+        """There was progress: undo the doubling."""
         self._backoff = 0
 
     @property

@@ -17,8 +17,8 @@ accounts for them.
 """
 
 PATIENCE = 32
-"""Consecutive collectives for which the prediction must be too high before it is lowered, because
-gradients' maxima fluctuate.
+"""The prediction is lowered after it was too high for this many collectives in a row, because the
+maxima of gradients fluctuate.
 """
 
 
@@ -27,8 +27,8 @@ class ScaleGuess:
     """The exponent of one kind of tensor from one collective to the next.
 
     :param exponent: The exponent to quantize with; None: nothing is known yet.
-    :param slack: Bits of precision that it may waste.
-    :param patience: See `PATIENCE`; None: it is never lowered while it holds.
+    :param slack: Bits of precision that the prediction may waste.
+    :param patience: See `PATIENCE`. None: the exponent is never lowered while it holds.
     """
 
     exponent: int | None = None
@@ -38,8 +38,8 @@ class ScaleGuess:
     _highest: int = 0
 
     def holds(self, seen: int) -> bool:
-        """Was the guess good enough for a collective whose largest magnitude had
-        exponent ``seen``?
+        """Was the prediction good enough for a collective whose largest magnitude had exponent
+        ``seen``?
         """
         return self.exponent is not None and 0 <= self.exponent - seen <= self.slack
 

@@ -46,19 +46,21 @@ def _field(name: str, size: int) -> Field[Any, Any]:
 
 
 def _fields() -> list[Any]:
-    """A field for each of ``struct ring_frame`` that stands behind UDP's."""
+    """A scapy field for each field of ``struct ring_frame`` behind the UDP header."""
     frame = dtype("ring_frame")
     return [_field(name, frame[name].itemsize) for name in (frame.names or ())[3:]]
 
 
 class RingHeader(Packet):
-    """``struct ring_frame`` behind UDP; the payload follows as raw bytes. No field is computed."""
+    """The part of ``struct ring_frame`` behind UDP. The payload follows as raw bytes; no field is
+    computed.
+    """
 
     name = "Ring"
     fields_desc = _fields()
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:
-        """Lanes: nothing that scapy knows."""
+        """The payload is lanes, which scapy does not know."""
         return self.default_payload_class(payload)
 
 

@@ -1,9 +1,11 @@
-"""What the ranks tell each other with every collective, in separate lanes after the tensor's.
+"""The status: what ranks tell each other with every collective, in lanes of its own behind the
+tensor's.
 
 The same ring sums the status and the tensor, so the status needs no extra collective. A histogram
 has a byte for each exponent, and every rank increments one of them: the highest nonzero byte gives
-the exponent of the group's largest magnitude, so a sum computes a maximum. After it, each rank has
-a record that no other rank writes: which tensor it reduces, and what is wrong with its values.
+the exponent of the group's largest magnitude, so a sum computes a maximum. Behind the histogram,
+each rank has a record to which no other rank adds: which tensor it reduces, and what is wrong with
+its values.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _RECORD = dtype("ring_status_record")
 
 
 class Kind(IntEnum):
-    """What was wrong with a rank's values."""
+    """What is wrong with a rank's values."""
 
     FINE = 0
     NAN = 1
@@ -42,7 +44,7 @@ class Kind(IntEnum):
 
     @property
     def noun(self) -> str:
-        """Its name in an error."""
+        """Its name in error messages."""
         return {"FINE": "a finite value", "NAN": "NaN", "INFINITY": "infinity"}[self.name]
 
 
@@ -50,8 +52,8 @@ class Kind(IntEnum):
 class Fault:
     """A rank has values that are not finite.
 
-    :param index: Of the first such value in the flat tensor.
-    :param count: How many there are, at most 2**32 - 1.
+    :param index: Index of the first such value in the flat tensor.
+    :param count: Number of such values, at most 2**32 - 1.
     """
 
     rank: int
@@ -62,11 +64,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Status:
-    """What a collective's status says.
+    """The decoded status of a collective.
 
-    :param exponent: Of the group's largest finite magnitude.
-    :param identities: What each rank reduces, as `identity_of` says it.
-    :param faults: One for each rank that has one.
+    :param exponent: Exponent of the group's largest finite magnitude.
+    :param identities: What each rank reduces, as `identity_of` encodes it.
+    :param faults: At most one for each rank.
     """
 
     exponent: int
@@ -80,19 +82,19 @@ def status_bytes(ranks: int) -> int:
 
 
 def identity_of(size: int, bits: int) -> int:
-    """What ranks must agree on, in a number: elements of the tensor, and bits of a lane."""
+    """What ranks must agree on, as one number: elements of the tensor, and bits of a lane."""
     return size << 8 | bits
 
 
 def describe(identity: int) -> str:
-    """What `identity_of` has put together, as an error says it."""
+    """Describe an identity, as made by `identity_of`, for an error message."""
     return f"{identity >> 8} elements in int{identity & 0xFF}"
 
 
 def encode(
     ranks: int, rank: int, exponent: int, identity: int, fault: Fault | None = None
 ) -> bytes:
-    """One rank's summand."""
+    """One rank's summand of the status."""
     histogram, records = np.zeros(len(EXPONENTS), np.uint8), np.zeros(ranks, _RECORD)
     histogram[exponent - EXPONENTS.start] = 1
     records[rank]["identity"] = identity
@@ -104,9 +106,10 @@ def encode(
 
 
 def decode(ranks: int, data: bytes) -> Status:
-    """The sum of all ranks' statuses.
+    """Decode the sum of all ranks' statuses.
 
-    :raises ValueError: the histogram does not count every rank once: this is no sum of statuses.
+    :raises ValueError: The histogram does not count every rank once, so this is not a sum of
+        statuses.
     """
     histogram = np.frombuffer(data, np.uint8, len(EXPONENTS))
     present = np.flatnonzero(histogram)

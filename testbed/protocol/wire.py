@@ -1,4 +1,4 @@
-"""What stands on the wire: frames from and to bytes, as ``bpf/shared/wire_abi.h`` lays them out.
+"""The wire format: frames from and to bytes, as laid out in ``bpf/shared/wire_abi.h``.
 
 Reference model of ``bpf/lib/frame.h``.
 
@@ -6,9 +6,9 @@ A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 
 
     0  Ethernet 14 | 14 IPv4 20 | 34 UDP 8 | 42 ring 46 | 88 payload
 
-The ring's fields are little endian, as the lanes in the payload are; what lies below is big endian
-as everywhere. UDP's checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words
-and the header's `seal`, modulo 2**64.
+The ring's fields are little endian, like the lanes in the payload; the headers in front of them are
+big endian, as usual. UDP's checksum is 0 (none, RFC 768); the ring's own is the sum of the
+payload's words and of the header's seal (`frame_seal`), modulo 2**64.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ MAGIC = constant("RING_MAGIC")
 VERSION = constant("RING_VERSION")
 MAX_RANKS = constant("RING_MAX_RANKS")
 MAX_CHUNKS = constant("RING_MAX_CHUNKS")
-"""Of a tensor: what fits the number of a chunk in ``prev``."""
+"""Maximum number of chunks of a tensor: as many as ``prev`` can number."""
 NOTHING = constant("RING_NOTHING")
-"""In ``prev``: nothing of this sequence number was sent on the stream before."""
+"""Value of ``prev``: nothing of this sequence number was sent on the stream before."""
 FRAME_BYTES = dtype("ring_frame").itemsize
-"""Headers of a frame, from Ethernet's to the ring's."""
+"""Bytes of a frame's headers, from Ethernet's to the ring's."""
 BLOCK = constant("RING_BLOCK")
-"""Bytes that payloads are multiples of."""
+"""The length of every payload is a multiple of this, in bytes."""
 MAX_PAYLOAD = constant("RING_MAX_BLOCKS") * BLOCK
-"""What fits the largest MTU of single-buffer XDP on veth."""
+"""Maximum bytes of a payload: as many as fit into the largest MTU of single-buffer XDP on veth."""
 
 ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SHIFT")
-"""Places in ``prev``, above `memory.Stage`."""
+"""Positions of round and chunk in ``prev``, above `memory.Stage`."""
 
 RESULT = constant("RING_FLAG_RESULT")
-"""Flag of a request: what is missing is the result, not the partial sum."""
+"""Flag of a nack: the result is missing, not the partial sum."""
 VERIFIED = constant("RING_FLAG_VERIFIED")
 """Flag of a probe and its answer: the sender's process has verified all results of this sequence
 number.
@@ -88,13 +88,13 @@ number.
 VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
 """Flag of an answer: the sender knows that the receiver has verified all results."""
 EARLIER = constant("RING_FLAG_EARLIER")
-"""Flag: ``prev`` is of the sequence number before."""
+"""Flag: ``prev`` belongs to the previous sequence number."""
 ENDED = constant("RING_FLAG_ENDED")
-"""Flag of a probe and its answer: the sender has given up; ``round`` says why, and ``chunk`` names
-the ranks that it blames, a bit each.
+"""Flag of a probe and its answer: the sender has given up. ``round`` is the reason, and ``chunk``
+has a bit for each rank that it blames.
 """
 RESTART = constant("RING_FLAG_RESTART")
-"""Flag of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter
+"""Flag of a nack: no buffer has the partial sum, or the result was refused, so the reduce-scatter
 phase has to start over.
 """
 
@@ -103,7 +103,7 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 
 
 WEIGHTS = np.array(check_weights.WEIGHTS, np.uint64)
-"""`check_weights.WEIGHTS`."""
+"""`check_weights.WEIGHTS` as an array."""
 
 _FRAME = dtype("ring_frame")
 _ETHERNET, _IPV4 = dtype("net_eth"), dtype("net_ipv4")
@@ -111,7 +111,7 @@ _ETHERTYPE, _PROTOCOL = constant("NET_ETHERTYPE_IPV4"), constant("NET_PROTOCOL_U
 _VERSION_IHL, _DONT_FRAGMENT, _TTL = (
     constant(f"NET_IPV4_{name}") for name in ("VERSION_IHL", "DONT_FRAGMENT", "TTL")
 )
-#: What follows magic, as `Header` names it.
+#: The fields behind the magic number, by their names in `Header`.
 _FIELDS = (_FRAME.names or ())[4:]
 
 
@@ -140,19 +140,19 @@ class PinchKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host's addresses: colon-separated and dotted."""
+    """A host's addresses, in colon-separated and dotted notation."""
 
     mac: str
     ip: str
 
     @property
     def mac_bytes(self) -> bytes:
-        """As they stand in the frame."""
+        """The MAC address as in a frame."""
         return bytes.fromhex(self.mac.replace(":", ""))
 
     @classmethod
     def unpack(cls, mac: bytes, ip: bytes | int) -> Self:
-        """From what stands in a frame."""
+        """From the addresses in a frame."""
         return cls(mac.hex(":"), str(ipaddress.IPv4Address(ip)))
 
 
@@ -161,11 +161,11 @@ NOBODY = Endpoint("00:00:00:00:00:00", "0.0.0.0")
 
 @dataclass(slots=True)
 class Header:
-    """The ring's header, in the order of the wire but for magic and version; meanings in ``struct
-    ring_frame``.
+    """The ring's header, without magic number and version, in the order of the wire. ``struct
+    ring_frame`` explains the fields.
 
-    :param kind: A `Kind`, or any byte that has come in.
-    :param length: Of the payload, bytes; zero for probes, else a multiple of `BLOCK`.
+    :param kind: A `Kind`, or any other byte that was received.
+    :param length: Bytes of the payload: 0 for probes, else a multiple of `BLOCK`.
     """
 
     kind: int
@@ -191,10 +191,10 @@ class Header:
 class Frame:
     """A whole frame.
 
-    :param payload: All whole words behind the header: ``header.length`` bytes in a frame that is
-        what it says, but more where a frame shorter than its buffer carries the rest along, and
-        fewer where it was cut.
-    :param trailer: Up to 7 bytes behind those.
+    :param payload: All whole words behind the header: ``header.length`` bytes in a correct frame,
+        more if the frame does not fill its buffer and the rest travels along, fewer if the frame
+        was cut.
+    :param trailer: Up to 7 bytes behind the last whole word.
     """
 
     header: Header
@@ -204,16 +204,16 @@ class Frame:
     trailer: bytes = b""
 
     def copy(self) -> Frame:
-        """One that shares nothing with this one."""
+        """A copy that shares nothing with this frame."""
         return replace(self, header=replace(self.header), payload=self.payload.copy())
 
     def resize(self, length: int) -> None:
-        """Cut or grow, with zeros, to ``length`` bytes of payload."""
+        """Cut the payload to ``length`` bytes, or extend it with zeros."""
         data = (self.payload.tobytes() + self.trailer)[:length].ljust(length, b"\0")
         self.payload, self.trailer = np.frombuffer(data, np.uint64).copy(), b""
 
     def fill(self, words: Words, length: int) -> None:
-        """Lay ``length`` bytes into the payload, which is as long."""
+        """Write ``length`` bytes into the payload, which must have this length."""
         self.payload[:] = words[: length // 8]
 
     def take(self, length: int) -> Words:
@@ -225,34 +225,36 @@ class Frame:
         return None if self.payload.size < length // 8 else checksum(self.payload[: length // 8])
 
     def add(self, words: Words, length: int) -> None:
-        """Add to the payload's first ``length`` bytes, as far as it has whole blocks."""
+        """Add words to the payload's first ``length`` bytes, as far as it has whole blocks."""
         count = min(length // 8, self.payload.size // _BLOCK_WORDS * _BLOCK_WORDS)
         self.payload[:count] += words[:count]
 
 
 def checksum(words: Words) -> int:
-    """Sum of the words modulo 2**64: sums of payloads have the sum of their checksums."""
+    """Sum of the words modulo 2**64. So the checksum of a sum of payloads is the sum of their
+    checksums.
+    """
     return int(words.sum(dtype=np.uint64))
 
 
 def weigh(words: Words) -> int:
-    """The check of some words: each half, lower ones first, times its place's weight, modulo 2**64;
-    see `weights`.
+    """The check of some words: the sum of all half words, the lower half of each word first, times
+    the weights of their positions, modulo 2**64; see `check_weights`.
 
-    A chunk of the ring's has it as its last word, of those before it: halves of lanes never carry,
-    so checks add up as lanes do. Unlike `checksum` it sees errors that cancel out, and words that
-    have changed places. The ring's programs carry it like any other word, and the process looks at
-    it; those of an exchange verify it in each frame.
+    In the ring, the last word of a chunk is the check of the words before it. Lanes never carry, so
+    checks add up like lanes. Unlike `checksum`, the check detects errors that cancel out and words
+    that have changed places. The ring's programs sum it like any other word, and the process
+    verifies it; the programs of an exchange verify it in each frame.
     """
     halves = words.astype("<u8", copy=False).view("<u4").astype(np.uint64)
     return int((halves * WEIGHTS[: halves.size]).sum(dtype=np.uint64))
 
 
 def frame_seal(header: Header) -> int:
-    """What a checksum begins with: all of the header but the checksum (``frame_seal``).
+    """The header's part of a checksum, made of all fields but the checksum itself (``frame_seal``).
 
-    For each of its words a bijection, so an error within one word is always seen. Multipliers:
-    splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+    It is a bijection of each word of the header, so an error within one word is always detected.
+    The multipliers are those of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
     """
     x = (header.chunk << 32 | header.seq) * 0xBF58476D1CE4E5B9
     x += header.length << 48 | header.round << 40 | header.flags << 32
@@ -272,8 +274,8 @@ def encode(frame: Frame) -> bytes:
     source, destination, header = frame.source, frame.destination, frame.header
     total = (
         FRAME_BYTES - _ETHERNET.itemsize + header.length & 0xFFFF
-    )  # a length that is a lie may be too long
-    # The sum is that of memory's order, in which the total length lies swapped.
+    )  # a wrong length may be too large
+    # The sum is in memory order, in which the bytes of the total length are swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
     ethernet = (list(destination.mac_bytes), list(source.mac_bytes), _ETHERTYPE)
     udp = (PORT, PORT, total - _IPV4.itemsize & 0xFFFF, 0)
@@ -287,11 +289,10 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame | None:
-    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of
-    the reference model.
+    """Parse a frame; None: it is not one of the ring's. Reference model of ``frame_parse``.
 
-    Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank
-    that it reaches.
+    Nothing else is checked here: the rank that receives the frame checks cookie, version, kind and
+    lengths.
     """
     if len(data) < FRAME_BYTES:
         return None
@@ -320,7 +321,7 @@ def ip_sum(source: str, destination: str) -> int:
     """One's complement sum of the IPv4 header between two hosts, without its total length (RFC
     1071).
 
-    In the byte order of memory, so that the kernel adds the length as it stands in the frame.
+    It is in memory order, so that the kernel can add the length as it is in the frame.
     """
     header = np.array(_ipv4(source, destination, 0, 0), _IPV4)
     return _fold(int(np.frombuffer(header.tobytes(), "<u2").sum(dtype=np.uint32)))

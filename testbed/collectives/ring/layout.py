@@ -1,10 +1,10 @@
-"""How a tensor is laid out in chunks: its lanes, zeros, and the status at the end of the last
+"""How a tensor is laid out in chunks: its lanes, then zeros, and the status at the end of the last
 frame.
 
-So tensors that take as many frames of the same length have their statuses in the same place, and
-ranks find out by their sum that they reduce different ones.
+So the status is in the same place in all tensors that take as many frames of the same length. If
+ranks reduce different tensors, the sum of their statuses shows it.
 
-The last word of each chunk is its check, which the lanes and the status skip (`weigh` of
+The last word of each chunk is its check, so lanes and status leave it out (`weigh` of
 ``testbed/native/lanes.h``).
 """
 
@@ -25,15 +25,17 @@ from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 __all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 
 BLOCKS = 8
-"""Parts in which a large tensor is quantized, each sent while the next is quantized: the maximum
-number of kicks per collective.
+"""Number of blocks in which a large tensor is quantized, and the maximum number of kicks per
+collective. Each block is sent while the next is quantized.
 """
 
 CHECK_BYTES = constant("RING_CHECK_BYTES")
 """Bytes of a chunk's check."""
 
 LEAST_BLOCK = 1 << 20
-"""Bytes of lanes below which a tensor is not split, because a kick costs more than waiting."""
+"""Minimum bytes of lanes in a block. A smaller tensor is not split, because a kick would cost more
+than waiting.
+"""
 
 
 def chunk_bytes_for(mtu: int) -> int:
@@ -49,11 +51,11 @@ class Layout:
     A tensor of one chunk is sent in the shortest possible frame; with more chunks every frame is
     full, because a frame that becomes the next chunk may have no room to grow.
 
-    :param count: Values.
+    :param count: Number of values.
     :param identity: What ranks must agree on: `status.identity_of` the tensor.
-    :param status_at: Where the status begins, bytes, checks left out.
-    :param status: Its bytes.
-    :param total: Chunks.
+    :param status_at: Offset of the status in bytes, not counting checks.
+    :param status: Bytes of the status.
+    :param total: Number of chunks.
     :param length: Payload of a frame, bytes.
     :param block: Chunks that are quantized and published at a time.
     """
@@ -80,7 +82,7 @@ class Layout:
         """Lay out the values of a tensor in chunks of at most ``chunk_bytes``.
 
         :param size: Elements of the tensor.
-        :param count: How many of these are laid out: all, or 0 for the status alone.
+        :param count: Number of elements that are laid out: all, or 0 for the status alone.
         """
         count = size if count is None else count
         status = status_bytes(lanes.ranks)
@@ -106,10 +108,10 @@ class Layout:
         indices: NDArray[np.intp],
         dtype: np.dtype[np.unsignedinteger],
     ) -> NDArray[np.unsignedinteger]:
-        """Take lanes of some elements out of chunks.
+        """Extract the lanes of some elements from chunks.
 
         :param memory: The chunks, ``chunk_bytes`` apart.
-        :param dtype: Of a lane.
+        :param dtype: Type of a lane.
         """
         per_chunk = (self.length - CHECK_BYTES) // dtype.itemsize
         starts = indices // per_chunk * chunk_bytes + indices % per_chunk * dtype.itemsize
@@ -118,7 +120,7 @@ class Layout:
         return lanes
 
     def status_in(self, memory: NDArray[np.uint8], chunk_bytes: int) -> bytes:
-        """Take the status out of chunks.
+        """Extract the status from chunks.
 
         :param memory: The chunks, ``chunk_bytes`` apart.
         """

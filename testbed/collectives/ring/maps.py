@@ -27,12 +27,12 @@ __all__ = ["Maps", "Peer"]
 _NACK_HOLDOFF_US = 50
 """The time between the first two nacks for a frame: two round trips on an idle machine.
 
-Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us
-0.40 to 0.48, 25 us 0.44.
+Goodput at 10 % loss, relative to the lossless one (4 ranks, 16 MiB): 0.17 to 0.28 with 200 us, 0.21
+with 100 us, 0.40 to 0.48 with 50 us, 0.44 with 25 us.
 """
 _MOST_TOKENS = 192
-"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 places, and drops
-frames beyond that.
+"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 entries, and
+drops frames beyond that.
 """
 _RETRANSMIT_SLOTS = 8
 """Slots for partial sums per frame in flight."""
@@ -136,7 +136,7 @@ class Maps(Closing):
         )
 
     def moved(self) -> int:
-        """Number of frames with new content, since the start."""
+        """Number of frames that brought something new, since the start."""
         return int(self.streams["progress"].sum())
 
     def heard(self) -> NDArray[np.uint64]:
@@ -147,7 +147,7 @@ class Maps(Closing):
         return found
 
     def peers(self) -> list[Peer]:
-        """The latest state that each rank has reported; zeros: none."""
+        """The latest state that each rank has reported; zeros: it has reported none."""
         return [
             Peer(
                 *(
@@ -160,16 +160,16 @@ class Maps(Closing):
 
     @property
     def ended(self) -> End | None:
-        """Why a rank has given up, which may be this one; None: none is known to have."""
+        """Why a rank, possibly this one, has given up; None: no rank is known to have given up."""
         return End.of(int(self.control.ended))
 
     def end(self, end: End) -> None:
-        """This rank gives up; its programs say so from here on, in probes and answers."""
+        """Give up: from now on, this rank's programs say so in probes and answers."""
         self.control.ended = end.word
 
     def forget(self, seq: int) -> None:
-        """Reset the state of collectives before ``seq``, so that it does not pass for future
-        results when numbers wrap.
+        """Reset the state of collectives before ``seq``, so that it does not look like future
+        results once numbers have wrapped.
         """
         for name in ("reduced", "result"):
             words = self.records[name]

@@ -1,4 +1,4 @@
-"""One rank's end of the ring: its programs and their maps, its doorbell, its process's side."""
+"""One rank's end of the ring: its programs and their maps, its doorbell, and the process's side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RingPort"]
 
 
 class RingPort(Closing):
-    """A rank's end that is open: frames of the group reach its programs."""
+    """An open end of the ring: frames of the group reach the rank's programs."""
 
     def __init__(self, dispatcher: Dispatcher, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
@@ -26,7 +26,7 @@ class RingPort(Closing):
             self.process = Process(self.maps, doorbell, lanes)
             ends = (self.maps.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute"))
             dispatcher.add(spec.group_id, *ends)
-            # From then on, the group's frames count as foreign.
+            # After this, the group's frames count as foreign.
             stack.callback(dispatcher.remove, spec.group_id)
             self._open = stack.pop_all()
 

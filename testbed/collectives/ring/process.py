@@ -1,4 +1,4 @@
-"""The process's side of the ring: native code (``testbed/native/ring.c``), and its memory."""
+"""The process's side of the ring: native code (``testbed/native/ring.c``) and its memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.protocol.wire import FRAME_BYTES, Frame, Header, Kind, encode
 __all__ = ["Outcome", "Process"]
 
 _SLICE_NS = 100_000_000
-"""How long `reduce` waits before it lets the recovery find out which ranks are alive."""
+"""How long `reduce` waits before `Recovery` determines which ranks are alive."""
 
 
 class Outcome(IntEnum):
@@ -47,9 +47,9 @@ class Process:
     def __init__(self, maps: Maps, doorbell: Doorbell, lanes: Lanes) -> None:
         spec = maps.spec
         self._check = doorbell.check
-        self._memory = maps  # which native code has addresses in
+        self._memory = maps  # kept alive because native code has addresses in it
         kick = encode(Frame(Header(Kind.DOORBELL, spec.group_id, spec.cookie, prev=0)))
-        # As long as the frame that it becomes, so that it need not grow.
+        # A kick is as long as the frame that it becomes, so that it does not have to grow.
         kick = kick.ljust(FRAME_BYTES + maps.chunk_bytes, b"\0")
         self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(maps.cpus, dtype("ring_quiet"))
@@ -110,10 +110,10 @@ class Process:
         absmax: float,
         exponent: int,
     ) -> Outcome:
-        """A whole collective, until it is complete or needs help.
+        """Run a collective until it is complete or needs help.
 
         :param values: Address of the float32 values.
-        :param out: Address of the sums, which may be the same.
+        :param out: Address of the sums; it may be the same.
         :param absmax: A magnitude that the status counts in addition to those of the values.
         """
         bits = _bits(absmax) if absmax else 0
@@ -130,7 +130,7 @@ class Process:
         return _OUTCOMES[outcome]
 
     def finish(self, layout: Layout, seq: int, status: bytes) -> None:
-        """Publish the end of the input with a status of the caller's."""
+        """Publish the end of the input, with the status that the caller passes."""
         self._check(self._finish(self._ring, layout.address, seq, status))
 
     @property
@@ -158,8 +158,8 @@ class Process:
         self._check(self._flush(self._ring))
 
     def wait(self, target: int, seconds: float) -> bool:
-        """Sleep until ``target`` results are stored (True), or time is up (False); recover what is
-        missing.
+        """Sleep until ``target`` results are stored (True) or time is up (False), and recover what
+        is missing.
         """
         result = self._wait(self._ring, target, int(seconds * 1e9))
         self._check(-result if result < 0 else 0)

@@ -1,8 +1,8 @@
-"""What a rank does besides waiting for results: it connects to the others, detects silent ranks,
+"""What a rank does around waiting for results: it connects to the others, detects silent ranks,
 names them in errors, and lingers while it is needed.
 
-It does not recover missing frames: programs do, and ``testbed/native/ring_wait.h`` while the
-process waits.
+Missing frames are recovered elsewhere: by the programs and, while the process waits, by
+``testbed/native/ring_wait.h``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["Recovery"]
 FIRST = 1
 """The sequence number of the barrier when a group opens."""
 NEVER = 0xFFFFFFFF
-"""More results than there ever are."""
+"""More results than there can ever be."""
 _LOOKS = 40
-"""Probes of every rank within the group's timeout: a rank that has answered none is gone, whatever
-the loss.
+"""Number of probes to every rank within the group's timeout. A rank that answers none of them is
+gone, whatever the loss rate.
 """
 _SILENT = 0.5
 """Part of the timeout after which a rank that has sent nothing is called silent."""
@@ -43,18 +43,19 @@ _PAUSE = 0.005  # seconds between probes while ranks connect or close
 _NAMED = 4
 """Maximum number of chunks that an error names."""
 _QUIET = 0.2
-"""Seconds of silence after which a rank that needs at most an acknowledgement is taken for gone."""
+"""Seconds of silence after which a rank that needs at most an acknowledgement is considered gone.
+"""
 _PARTING = 1.0
-"""Seconds for which a rank that has given up stays at most, to say so."""
+"""Maximum seconds for which a rank that has given up stays to say so."""
 _LEAST_LOOKS = 10
 """Minimum number of looks without progress before a timeout expires."""
 
 
 class _AwakeClock:
-    """A clock of the seconds in which this process was able to look.
+    """A clock that counts the time in which this process was able to look.
 
     A process that was stopped for longer than a timeout has seen nothing meanwhile, and must not
-    blame the others, so at most a part of the timeout counts between two looks.
+    blame the others. So at most a part of the timeout counts between two looks.
     """
 
     def __init__(self, clock: Callable[[], float], timeout: float) -> None:
@@ -71,7 +72,7 @@ class _AwakeClock:
 class Recovery:
     """How one rank of one group waits.
 
-    :param clock: Seconds; tests bring their own.
+    :param clock: Returns seconds; tests pass their own clock.
     """
 
     def __init__(self, port: RingPort, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,10 +84,10 @@ class Recovery:
         self._mismatches = self._mismatched()
 
     def wait(self, seq: int, total: int) -> None:
-        """Until all results of a collective are stored.
+        """Wait until all results of a collective are stored.
 
-        :raises CollectiveError: Nothing has come for the group's timeout, or another rank has given
-            up; the text names the ranks that are silent.
+        :raises CollectiveError: Nothing has arrived for the group's timeout, or another rank has
+            given up. The text names the ranks that are silent.
         """
         port, timeout = self.port, self.port.spec.timeout
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
@@ -107,7 +108,7 @@ class Recovery:
             if (end := port.maps.ended) is not None:
                 up = np.flatnonzero(ever & (now - seen < timeout * _SILENT)).tolist()
                 raise self._error(end, self._told(end, up), where)
-            if self._mismatched() > self._mismatches:  # it cannot complete, whatever comes
+            if self._mismatched() > self._mismatches:  # it cannot complete, whatever arrives
                 end = End(Reason.TENSORS)
                 raise self._error(end, self._why(end), where)
             if now - progressed > timeout:
@@ -124,7 +125,8 @@ class Recovery:
         """Wait until every rank of the group has attached its programs. This is the first sequence
         number, which reduces nothing.
 
-        :raises CollectiveError: Some have not within the group's timeout; the text names them.
+        :raises CollectiveError: Some ranks have not done so within the group's timeout; the text
+            names them.
         """
         port, spec = self.port, self.port.spec
         clock = _AwakeClock(self._clock, spec.timeout)
@@ -151,8 +153,8 @@ class Recovery:
         :param seq: The last collective, which this rank has finished.
         """
         port, spec = self.port, self.port.spec
-        # A sum proves that all ranks have connected. The first sequence number has none, so others
-        # may not have seen this rank.
+        # A sum proves that all ranks have connected. The first sequence number has no sum, so
+        # others may not have heard this rank yet.
         upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
@@ -188,22 +190,22 @@ class Recovery:
     def _error(self, end: End, why: str, where: str) -> CollectiveError:
         """Give up, and say why.
 
-        :param where: How far the collective has come.
+        :param where: Which collective this is, and how far it has come.
         """
         self.give_up(end)
         spec = self.port.spec
         return CollectiveError(f"rank {spec.rank} ({spec.me.name}): {why} ({where})")
 
     def give_up(self, end: End) -> None:
-        """Say so to all others, whose collectives cannot go on either."""
+        """Tell all other ranks that this one gives up: their collectives cannot go on either."""
         self.port.maps.end(end)
         self._probe(self._others)
 
     def part(self) -> None:
-        """Stay, after an error, until all others know that this rank has given up, and why. They
-        would blame it otherwise.
+        """Stay after an error until all other ranks know that this one has given up, and why.
+        Otherwise they would blame it.
 
-        Who is not heard is soon taken for gone, and nobody is waited for longer than a moment.
+        A rank that is not heard is soon considered gone, and the whole wait takes a moment at most.
         """
         port = self.port
         clock = _AwakeClock(self._clock, _QUIET)
@@ -229,8 +231,8 @@ class Recovery:
         self.port.process.flush()
 
     def _mismatched(self) -> int:
-        """Number of frames of other tensors, in all collectives; ranks that wait for each other
-        keep sending them.
+        """Number of frames of other tensors that have arrived, in all collectives. Ranks that wait
+        for each other keep sending them.
         """
         return self.port.maps.counters()["bad_tensor"]
 
@@ -247,7 +249,7 @@ class Recovery:
         return End(Reason.STUCK)
 
     def _why(self, end: End, behind: str = "") -> str:
-        """An end as an error says it.
+        """Describe an end for an error message.
 
         :param behind: What is missing, if that is all that this rank can tell.
         """
@@ -265,10 +267,10 @@ class Recovery:
                 return f"results are not what their checks say, again and again for {seconds}"
 
     def _told(self, end: End, up: Sequence[int]) -> str:
-        """Another rank's end as an error says it. That rank may have been cut off itself, so ranks
-        that have been heard here are not called silent.
+        """Describe another rank's end for an error message. That rank may have been cut off itself,
+        so ranks that have been heard here are not called silent.
 
-        :param up: Those that have been heard lately.
+        :param up: Ranks that have been heard lately.
         """
         gone = tuple(rank for rank in end.ranks if rank != self.port.spec.rank and rank not in up)
         if end.reason is not Reason.SILENT:

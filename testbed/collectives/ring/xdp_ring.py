@@ -1,8 +1,8 @@
 """Ring all-reduce inside the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
 
 The process quantizes into memory that it shares with the kernel, kicks the doorbell, sleeps, and
-dequantizes; everything in between is ``bpf/ring.bpf.c``. System calls per collective: a kick per
-block of input (at most `BLOCKS`), and one sleep.
+dequantizes; everything in between is ``bpf/ring.bpf.c``. System calls per collective, without
+losses: one kick per block of input (at most `BLOCKS`), and one sleep.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class XdpRing(Backend):
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
-        #: The last collective's number.
+        #: Sequence number of the last collective.
         self.seq = FIRST
-        #: By size.
+        #: Tensors by size.
         self.tensors: dict[int, _Tensor] = {}
         self.port: RingPort | None = None
         self._failed: str | None = None
@@ -117,7 +117,7 @@ class XdpRing(Backend):
     ) -> Outcome:
         """One collective of a tensor's lanes and the status.
 
-        :param absmax: A magnitude that the status is to count with besides the values'.
+        :param absmax: A magnitude that the status counts in addition to those of the values.
         """
         port = self.port
         assert port is not None
@@ -158,9 +158,9 @@ class XdpRing(Backend):
         return outcome
 
     def _compare(self, identity: int, status: Status) -> None:
-        """Do all ranks reduce the same tensor, as far as can be told?
+        """Check that all ranks reduce the same tensor, as far as the status shows.
 
-        :raises CollectiveError: The text names those that reduce another one than this rank.
+        :raises CollectiveError: The text names the ranks that reduce another tensor than this one.
         """
         others = [
             f"rank {rank} ({self.spec.members[rank].name}) {describe(other)}"
@@ -175,8 +175,8 @@ class XdpRing(Backend):
             raise CollectiveError(self._failed)
 
     def _agree(self, tensor: Tensor) -> int:
-        """A collective of the status alone, for the first tensor of a size, whose exponent is
-        unknown.
+        """Run a collective of the status alone, for the first tensor of a size, because its
+        exponent is unknown.
 
         :returns: The exponent of the group's largest finite magnitude.
         """
@@ -199,7 +199,7 @@ class XdpRing(Backend):
         np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (), (fault,))))
 
     def _mend(self, tensor: Tensor, status: Status) -> Tensor:
-        """What to reduce instead of a tensor with values that are not finite.
+        """Return what to reduce instead of a tensor with values that are not finite.
 
         :raises CollectiveError: ``on_overflow`` is "error"; the text names ranks and indices.
         """
@@ -222,8 +222,8 @@ class XdpRing(Backend):
         )
 
     def _limit(self, kind: _Tensor, out: Tensor, exponent: int) -> None:
-        """Sums beyond float32: an error, or the largest float32. It is always the latter if only
-        rounding caused the overflow.
+        """Handle sums beyond float32: raise an error, or replace them by the largest float32. If
+        rounding alone caused the overflow, they are always replaced.
 
         :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
         """
@@ -253,8 +253,8 @@ class XdpRing(Backend):
         return Counters(table["sent"], table["sent_bytes"], table["resent"])
 
     def statistics(self) -> dict[str, int]:
-        """Where this rank is: its sequence number, the system calls that the ring itself has made,
-        and all counters of its programs (``enum ring_counter``).
+        """The state of this rank: its sequence number, the system calls that the ring itself has
+        made, and all counters of its programs (``enum ring_counter``).
         """
         if self.port is None:
             return {}
@@ -265,7 +265,7 @@ class XdpRing(Backend):
         }
 
     def error_bound(self, absmax: float) -> float:
-        """Half a step a rank at the largest exponent that a guess may have; see
+        """Half a step per rank, at the largest exponent that a prediction may have; see
         `Lanes.error_bound`.
         """
         if self.spec.size == 1:
@@ -289,8 +289,8 @@ class XdpRing(Backend):
 class _Tensor:
     """What a rank keeps about tensors of one size.
 
-    :param size: Of the tensors, elements.
-    :param count: Of these, how many are laid out: all, or 0 for the status alone.
+    :param size: Elements of such a tensor.
+    :param count: Number of elements that are laid out: all, or 0 for the status alone.
     """
 
     def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
@@ -301,8 +301,8 @@ class _Tensor:
         self._tags: dict[int, int] = {}
 
     def tag(self, exponent: int) -> int:
-        """What ranks must agree on besides the number of chunks, in 16 bits: the first frame
-        reveals most tensors that differ. The status reveals all.
+        """Return 16 bits that stand for all that ranks must agree on besides the number of chunks.
+        They reveal most tensors that differ with the first frame; the status reveals all.
         """
         if exponent not in self._tags:
             self._tags[exponent] = (

@@ -1,4 +1,4 @@
-"""What a sender remembers, so that it does not send vertices that have hardly changed.
+"""What a sender remembers in order not to send vertices that have hardly changed.
 
 Receivers keep their accumulators from one exchange to the next, and frames carry the change of a
 vertex since it was last sent, as integers, so that no error accumulates. This needs one scale for
@@ -21,9 +21,9 @@ SLACK = 3
 
 
 class Cache:
-    """The memory of one rank.
+    """The cache of one rank.
 
-    :param outgoing: int32: positions of the vertices that others need.
+    :param outgoing: int32: positions of the vertices that other ranks need.
     """
 
     def __init__(self, numbers: Numbers, spec: ExchangeSpec, outgoing: NDArray[np.int32]) -> None:
@@ -42,7 +42,7 @@ class Cache:
         self.hits = self.lookups = self.copies_saved = 0
 
     def forget(self) -> None:
-        """Forget everything: with a new scale, what others hold is invalid."""
+        """Forget everything: with a new scale, the values that other ranks hold are invalid."""
         self.last[:] = 0
         self._age[:] = 0
 

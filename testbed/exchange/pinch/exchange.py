@@ -1,7 +1,8 @@
 """``pinch``: a TC program broadcasts embeddings and an XDP program sums them; see docs/pinch.md.
 
-The process quantizes what others need into memory that it shares with the kernel, kicks, sleeps,
-and reads the sums; everything in between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
+The process quantizes what other ranks need into memory that it shares with the kernel, kicks,
+sleeps, and reads the sums; everything in between is ``bpf/broadcast.bpf.c`` and
+``bpf/aggregate.bpf.c``.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Pinch(Exchange):
         self._address(nothing)
         self._advance()
         port.handshakes.enter(LEAST_EXPONENT, EXPONENTS)
-        # Others' handshakes may have arrived before this rank had opened.
+        # Handshakes of other ranks may have arrived before this rank was open.
         port.kicks.send_handshakes(1)
         port.sending.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
@@ -111,15 +112,15 @@ class Pinch(Exchange):
         self.port.sending.address(bundles)
 
     def _advance(self) -> None:
-        """Accept frames of the next sequence number."""
+        """Accept frames of the next sequence number from now on."""
         assert self.port is not None
         self.port.process.open(seq_after(self.port.process.seq))
 
     def open_next(self) -> None:
-        """Open the next exchange, since others may enter it before this rank does."""
+        """Open the next exchange, because other ranks may enter it before this one does."""
         self._advance()
         if self.spec.exponent is not None:
-            # The handshake is known already.
+            # The content of the handshake is known already.
             assert self.port is not None
             self.port.handshakes.enter(self.spec.exponent, EXPONENTS)
 
@@ -173,7 +174,7 @@ class Pinch(Exchange):
             self._recovery.wait()
             return self.spec.exponent
         while (exponent := self._try(x, own)) is None:
-            # All ranks get here, because all have the same handshakes, and none has sent anything.
+            # All ranks get here, because all have the same handshakes. None has sent anything yet.
             assert self.port is not None
             if self._cache:
                 self._cache.forget()
@@ -187,7 +188,7 @@ class Pinch(Exchange):
         """Exchange with the predicted scale.
 
         :param own: This rank's largest exponent; None: it has values that are not finite.
-        :returns: The scale; None: it does not fit, and another is known.
+        :returns: The exponent used; None: it does not fit, and the right one is now known.
         """
         guess, port = self._scale.exponent, self.port
         assert port is not None
@@ -234,7 +235,7 @@ class Pinch(Exchange):
         )
 
     def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
-        """The vertices to send in this exchange."""
+        """Choose the vertices to send in this exchange."""
         with self._timed("quantize"):
             chosen = cache.choose(x, exponent)
             self._address(
@@ -269,7 +270,7 @@ class Pinch(Exchange):
         return self._numbers.error_bound(self.spec.halo, absmax, self.spec.bound or 0.0)
 
     def statistics(self) -> dict[str, int]:
-        """Where this rank is: its sequence number, and all counters of its programs (``enum
+        """The state of this rank: its sequence number, and all counters of its programs (``enum
         pinch_counter``).
         """
         if self.port is None:

@@ -24,9 +24,9 @@ from testbed.native import load
 __all__ = ["EXPONENTS", "LEAST_EXPONENT", "SLACK", "Numbers", "exponent_of"]
 
 LEAST_EXPONENT = -149
-"""Of the least float32 above 0; 0 itself has no less."""
+"""Exponent of the smallest float32 above 0. 0 itself has the same."""
 EXPONENTS = range(LEAST_EXPONENT, 129)
-"""Of all finite float32."""
+"""Exponents of all finite float32 values."""
 SLACK = 1
 """Bits of precision that the scale of an exchange may waste, so that it does not change whenever
 magnitudes do.
@@ -34,14 +34,14 @@ magnitudes do.
 
 
 def exponent_of(absmax: float) -> int:
-    """The least e with ``absmax < 2**e``, for a finite magnitude."""
+    """The smallest e in `EXPONENTS` with ``absmax < 2**e``, for a finite magnitude."""
     return max(math.frexp(absmax)[1], LEAST_EXPONENT) if absmax else LEAST_EXPONENT
 
 
 class Numbers:
     """The integers of one exchange.
 
-    :param scale: Of weights; see `Tables`.
+    :param scale: Scale of weights; see `Tables`.
     :param halved: Lanes carry differences of two values, and so have half the range.
     :param slack: Bits by which exponents may exceed what magnitudes need.
     """
@@ -132,7 +132,7 @@ class Numbers:
         return self.limit / 2.0**exponent
 
     def absmax(self, x: Embeddings, positions: NDArray[np.int32]) -> float:
-        """The largest magnitude in these rows; infinity or NaN if there is one."""
+        """The largest magnitude in these rows; infinity or NaN if they contain one."""
         most = self._absmax(self._address, x.ctypes.data, positions.ctypes.data, len(positions))
         return float(np.uint32(most).view(np.float32))
 
@@ -156,10 +156,10 @@ class Numbers:
         exponent: int,
         last: NDArray[np.int32] | None = None,
     ) -> None:
-        """Write payloads of frames `first` to `end`, their lengths and checks.
+        """Write the payloads of frames `first` to `end`, with their lengths and checks.
 
-        :param last: int32, shape (owned, dim): what was sent last; lanes are then differences from
-            it, and it is updated.
+        :param last: int32, shape (owned, dim): the lanes sent last. If given, lanes are differences
+            from these, which are updated.
         """
         self._fill(
             self._address,
@@ -184,8 +184,8 @@ class Numbers:
         age: NDArray[np.uint32],
         staleness: int,
     ) -> NDArray[np.bool_]:
-        """Which vertices have changed by more than a bound, or at all and were sent `staleness`
-        exchanges ago.
+        """Which vertices have changed by more than a bound, or have changed at all and were last
+        sent `staleness` exchanges ago.
         """
         found = np.zeros(len(positions), np.uint8)
         most = math.floor(min(bound * self.factor(exponent), 2.0**32))
@@ -212,11 +212,11 @@ class Numbers:
         exponent: int,
         clear: bool,
     ) -> None:
-        """Read the aggregates, all banks together.
+        """Read the aggregates, adding up all banks.
 
-        :param targets: int32: the row of `out` that each accumulator is for; other rows get 0 (a
+        :param targets: int32: the row of `out` for each accumulator. Other rows become 0 (a
             maximum: -inf).
-        :param clear: Have nothing received afterwards (a maximum always has).
+        :param clear: Reset the accumulators afterwards (always done for a maximum).
         """
         if len(targets) < len(out):
             out.fill(-np.inf if self.none else 0)
@@ -225,13 +225,13 @@ class Numbers:
         self._collect(self._address, *addresses, len(targets), banks, out.ctypes.data, step, clear)
 
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
-        """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds
+        """Largest error of each owned vertex's aggregate, shape (n, 1), if no element exceeds
         `absmax` in magnitude.
 
-        It is half a step per summand, since a lane is rounded to nearest (a maximum: half a step in
-        all), of a scale that may be `slack` bits higher than necessary; with weights also half a
-        step of the weight; with a cache also `bound` per summand; and the rounding of the result to
-        float32, whose steps below its normal range are coarse.
+        It is the sum of these errors: half a step per summand (a maximum: half a step in all),
+        because a lane is rounded to nearest, with a scale that may be `slack` bits higher than
+        necessary; with weights, half a step of the weight; with a cache, `bound` per summand; and
+        the rounding of the result to float32, whose steps are coarse below its normal range.
         """
         degree = np.diff(halo.indptr).astype(np.float64)[:, None]
         step = 2.0 ** (math.frexp(absmax)[1] + self.slack) / self.limit if absmax else 0.0

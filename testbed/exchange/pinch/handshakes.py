@@ -23,10 +23,10 @@ class Handshakes:
         self._group, self._maps, self._process = group, maps, process
 
     def enter(self, exponent: int | None, holds: range) -> None:
-        """Tell all partners that this rank accepts frames, its largest exponent, and how many
-        frames it has for each.
+        """Tell all partners that this rank accepts frames, what its largest exponent is, and how
+        many frames it has for each of them.
 
-        :param exponent: None: it has values that are not finite.
+        :param exponent: The largest exponent of this rank's values; None: some are not finite.
         :param holds: Range of the group's largest exponent for which the payloads will be valid.
         """
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT

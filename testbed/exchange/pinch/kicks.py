@@ -16,7 +16,8 @@ __all__ = ["Kicks", "make_kick"]
 def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fields: int) -> bytes:
     """Return a frame from a host's process to its own programs, sealed like any other.
 
-    :param size: Bytes, as many as the frame that it becomes, so that it need not grow.
+    :param size: Bytes of the kick. It should be as long as the frame that it becomes, so that it
+        does not have to grow.
     :param fields: Further header fields.
     """
     header = Header(
@@ -40,7 +41,8 @@ class Kicks:
         self.doorbell = doorbell
         self._group = group
         self.size = max(size, LEAST_BYTES)
-        #: A kick for each flow, that of this CPU last, so that the other CPUs have begun by then.
+        #: A kick for each flow. The one for this CPU comes last, so that the other CPUs have begun
+        #: by then.
         self.flows = ctypes.create_string_buffer(
             b"".join(make_kick(PinchKind.DOORBELL, group, self.size, stream=flow) for flow in flows)
         )
@@ -52,17 +54,17 @@ class Kicks:
         self.handshake = ctypes.create_string_buffer(kick, len(kick))
 
     def add_hubs(self) -> None:
-        """Kick so that queued hubs are added.
+        """Kick the programs so that they add queued hubs.
 
         :raises CollectiveError: The doorbell is gone.
         """
         self.doorbell.send(self.work)
 
     def send_handshakes(self, attempt: int) -> None:
-        """Repeat handshakes to partners from which something is missing, or the end of exchanges to
-        ranks that do not know it.
+        """Repeat handshakes to partners from which something is missing, or, if exchanges have
+        ended, tell ranks that do not know it.
 
-        :param attempt: 1 or more. It differs each time, because fault rules match on it.
+        :param attempt: 1 or more. It must differ each time, because fault rules may match on it.
         :raises CollectiveError: The doorbell is gone.
         """
         attempt = (attempt - 1) % 255 + 1

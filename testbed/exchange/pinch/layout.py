@@ -27,8 +27,8 @@ class RowLayout:
     """The shape of embeddings on the wire.
 
     :param dim: Elements of an embedding.
-    :param bits: Of a lane: 16 or 32.
-    :param words: Of a vertex in a frame.
+    :param bits: Bits of a lane: 16 or 32.
+    :param words: 64-bit words of a vertex in a frame.
     :param parts: Frames that an embedding takes.
     :param rows: Vertices in a full frame; 1 if `parts` is more than 1.
     """
@@ -41,7 +41,7 @@ class RowLayout:
 
     @classmethod
     def plan(cls, dim: int, bits: int, mtu: int) -> RowLayout:
-        """For links of an MTU, bytes.
+        """Make the layout for links with an MTU of `mtu` bytes.
 
         :raises SpecError: Not even one word fits.
         """
@@ -88,13 +88,13 @@ class Bundles:
 
 
 def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int) -> Bundles:
-    """Put vertices into frames of at most `rows`: those for the same ranks together.
+    """Put vertices into frames of at most `rows`, those for the same ranks together.
 
     Vertices that do not fill a frame share one with the remainders for other ranks, and that frame
-    goes to all of them: this costs bytes, but separate frames would cost more.
+    goes to all of these ranks. This costs bytes, but separate frames would cost more.
 
-    :param positions: Shape (m,), of the vertices to send.
-    :param masks: uint32, shape (m,): the ranks that need each, one bit each; none is 0.
+    :param positions: Shape (m,): positions of the vertices to send.
+    :param masks: uint32, shape (m,): the ranks that need each vertex, one bit each; no mask is 0.
     """
     order = np.argsort(masks, kind="stable")
     sorted_masks = masks[order]

@@ -160,7 +160,7 @@ class Maps(Closing):
         """Register the programs with the dispatcher, until `close`."""
         ends = (self.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute", "send"))
         dispatcher.add(self._group.group_id, *ends)
-        # From then on, the group's frames count as foreign.
+        # After this, the group's frames count as foreign.
         self._open.callback(dispatcher.remove, self._group.group_id)
 
     def counters(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Which CPU of a host adds for which rank. Pure."""
+"""Which CPU of each host adds for its rank. Pure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_FLOWS = constant("PINCH_MAX_FLOWS")
 class Placement:
     """How one rank's work is spread over CPUs.
 
-    :param homes: The CPU that aggregates for each rank, which is the number of its flow; 0: where
-        frames arrive.
-    :param cpu: This rank's; `ANYWHERE`: where frames arrive.
-    :param banks: CPUs that have accumulators of their own.
+    :param homes: For each rank, the CPU that aggregates for it, which is also the number of its
+        flow. All are 0 if frames are aggregated where they arrive.
+    :param cpu: The CPU that aggregates for this rank; `ANYWHERE`: whichever a frame arrives on.
+    :param banks: Number of CPUs that have accumulators of their own.
     """
 
     homes: tuple[int, ...]
@@ -36,7 +36,7 @@ class Placement:
     def plan(cls, rank: int, ranks: int, processing: Processing, cpus: Sequence[int]) -> Placement:
         """Spread ranks over CPUs.
 
-        :param cpus: Those that the host may use, ascending.
+        :param cpus: CPUs that the host may use, ascending.
         """
         if processing != "pinned" and cpus[-1] < _MOST_BANKS:
             return cls((0,) * ranks, ANYWHERE, cpus[-1] + 1)
@@ -50,7 +50,9 @@ class Placement:
 
     @property
     def flow_limit(self) -> int:
-        """One more than the largest number of a flow: tables by flow have so many entries."""
+        """One more than the largest number of a flow: the number of entries of tables indexed by
+        flow.
+        """
         return max(self.homes) + 1
 
     def ranks_of(self, flow: int) -> int:

@@ -29,7 +29,7 @@ __all__ = ["PinchPort"]
 
 
 class PinchPort(Closing):
-    """The parts of one rank's end, and operations that need several of them.
+    """The parts of one rank's end, and the operations that need several of them.
 
     :param tables: What is received from which rank, and for which vertices.
     :raises KernelError: The kernel refused a program or map.
@@ -83,7 +83,7 @@ class PinchPort(Closing):
         )
 
     def act(self, actions: Actions) -> None:
-        """Carry out what the policy says, and kick all flows.
+        """Carry out the policy's decisions, and kick all flows.
 
         :raises CollectiveError: The doorbell is gone.
         """

@@ -1,4 +1,4 @@
-"""The process's side of an exchange: native code (``testbed/native/pinch.c``), and its memory."""
+"""The process's side of an exchange: native code (``testbed/native/pinch.c``) and its memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Process:
         self._doorbell = kicks.doorbell
         #: Sequence number of the exchange that is open.
         self.seq = 0
-        #: Frames for each rank.
+        #: Number of frames for each rank.
         self.frames_to = np.zeros(group.size, np.uint64)
         shared = maps.by_name
         seen, hub_queue, sent = (
@@ -89,16 +89,16 @@ class Process:
         self._library = library
 
     def open(self, seq: int) -> None:
-        """Accept frames of a sequence number from here on; there is nothing to send yet."""
+        """Accept frames of a sequence number from now on. There is nothing to send yet."""
         self.seq = seq
         self._library.pinch_open(self._address, seq)
 
     def enter(self, exponent: int, lowest: int, highest: int) -> None:
-        """Tell all partners what `Handshakes.enter` says, as handshakes have it."""
+        """See `Handshakes.enter`; here exponents are encoded as in handshakes."""
         self._doorbell.check(self._library.pinch_enter(self._address, exponent, lowest, highest))
 
     def highest(self) -> int:
-        """The largest exponent of all ranks' values, as handshakes have it."""
+        """The largest exponent of all ranks' values, encoded as in handshakes."""
         return int(self._library.pinch_highest(self._address))
 
     def end(self, nonfinite: int, gone: int, late: int) -> None:
@@ -119,7 +119,7 @@ class Process:
         )
 
     def kick(self) -> None:
-        """Kick every flow with a system call, which may process frames for a while."""
+        """Kick every flow with one system call, which may process frames for a while."""
         self._doorbell.check(self._library.pinch_kick(self._address))
 
     def wait(self, seconds: float) -> Waited:

@@ -1,5 +1,5 @@
-"""What a rank does while an exchange is not complete: clocks and texts; `Policy` decides what to do
-and which ranks to name.
+"""What a rank does while an exchange is not complete. `Policy` decides what to do and which ranks
+to name; this module has the clocks and the texts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ __all__ = ["Recovery"]
 _MOST_PATIENCE = 0.05  # seconds
 _TELL = 1.0  # seconds for which a rank tells others that exchanges have ended
 _FAREWELL = 10  # round trips without an ask after which no rank lacks this one's last handshake
-_DOUBT = 1.5  # how long a rank waits until it knows which ranks to name, in units of the timeout
+_DOUBT = 1.5  # timeouts that a rank waits at most until it knows which ranks to name
 
 
 class Recovery:
     """How one rank waits.
 
-    Kernels acknowledge what this rank has sent, so a round-trip timer (RFC 6298) determines when to
-    ask about it. Others may take longer to send, because they compute first, so they are asked only
-    when it takes longer than usual.
+    The kernels of other ranks acknowledge frames at once, so a round-trip timer (RFC 6298)
+    determines when to ask about frames that this rank has sent. Frames of other ranks may take
+    longer, because their processes compute first, so a rank asks for these only when an exchange
+    takes longer than usual.
     """
 
     def __init__(self, port: PinchPort) -> None:
@@ -52,8 +53,8 @@ class Recovery:
         """Wait until everything has arrived and is acknowledged (True), or the scale does not fit
         (False).
 
-        :raises CollectiveError: Nothing has moved for the group's timeout, or exchanges have ended;
-            the text says why.
+        :raises CollectiveError: There was no progress for the group's timeout, or exchanges have
+            ended; the text says why.
         """
         started, policy = time.monotonic(), Policy(self.port.seen())
         waited = self.port.process.wait(
@@ -92,7 +93,7 @@ class Recovery:
         return waited
 
     def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
-        """Is it time to give up, after so many seconds without progress?"""
+        """Is it time to give up, after `still` seconds without progress?"""
         timeout = self.port.group.timeout
         return (
             still > timeout
@@ -104,7 +105,7 @@ class Recovery:
         """Linger until all ranks have finished their exchanges, or know that exchanges have ended.
 
         Until then, one of them may lack this rank's last handshake or acknowledgement, and ask for
-        it. It may have been stopped or cut off; if it is not back by the timeout, it gives up by
+        it. It may have been stopped or cut off. If it has not come back by the timeout, it gives up
         itself.
         """
         port, attempt, timeout = self.port, 0, self.port.group.timeout
@@ -115,8 +116,8 @@ class Recovery:
         if not any(port.handshakes.ended):
             port.maps.control.partners = (1 << port.group.size) - 1
             port.handshakes.enter(LEAST_EXPONENT, range(0))  # nothing is exchanged in it
-        # With a known scale, ranks enter the next exchange as soon as one is over: when all have
-        # met in it, none waits for anything either.
+        # With a known scale, ranks enter the next exchange as soon as one is over. So once all have
+        # met in it, none of them waits for anything either.
         while not (port.handshakes.may_go or port.seen().met) and time.monotonic() < deadline:
             if any(port.handshakes.ended):
                 time.sleep(self.timer.timeout)  # no event wakes this rank
@@ -128,7 +129,8 @@ class Recovery:
             self._fall_silent(deadline)
 
     def _fall_silent(self, deadline: float) -> None:
-        """Stay until no rank has asked for some round trips: the programs answer meanwhile.
+        """Stay until no rank has asked anything for some round trips. Meanwhile the programs
+        answer.
 
         A rank that lacks this one's last handshake asks for it once per round trip. Without an
         answer, it would linger until its timeout.

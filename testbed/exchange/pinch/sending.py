@@ -17,7 +17,7 @@ __all__ = ["Sending"]
 
 _ACK_EVERY = 8
 _MOST_IN_FLIGHT = 192
-"""Maximum number of copies of frames in flight: the ring of a veth's queue has 256 places, and
+"""Maximum number of copies of frames in flight: the ring of a veth's queue has 256 entries, and
 drops frames beyond that.
 """
 
@@ -58,7 +58,7 @@ class Sending:
                 asked = np.zeros(len(mine), bool)
                 asked[every - 1 :: every] = True
                 asked[-1] = True
-                # This is how far back an acknowledgement reaches.
+                # An acknowledgement reaches back only this far.
                 asked[:-1] |= np.diff(mine // 32) > max(ACK_BEHIND // every, 1)
                 ask[mine[asked]] |= np.uint32(1 << rank)
                 np.bitwise_or.at(
@@ -85,17 +85,17 @@ class Sending:
 
     @property
     def copies(self) -> int:
-        """Acknowledgements that have yet to arrive."""
+        """Number of acknowledgements that have yet to arrive."""
         copies = int(self._maps.control.copies)
         return 0 if copies == UNKNOWN else copies
 
     @property
     def in_flight(self) -> bool:
-        """Whether a sent frame is not acknowledged."""
+        """Whether a frame that was sent has not been acknowledged."""
         return bool(self._maps.flows["in_flight"].any())
 
     def lacking(self, rank: int) -> NDArray[np.int64]:
-        """Frames that were sent to a rank and are not acknowledged."""
+        """Frames that were sent to a rank and have not been acknowledged."""
         maps, flow = self._maps, self._placement.homes[rank]
         words = maps.acked[rank]
         acked = np.where(

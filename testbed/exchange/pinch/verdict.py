@@ -1,4 +1,4 @@
-"""Why an exchange makes no progress: the texts of errors."""
+"""The texts of errors that say why an exchange makes no progress."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NAMED = 4
 class Words:
     """The errors of one rank's exchange.
 
-    :param names: Of the hosts that ranks run on.
-    :param timeout: Seconds.
+    :param names: Names of the ranks' hosts.
+    :param timeout: The group's timeout in seconds.
     """
 
     def __init__(self, rank: int, names: Sequence[str], timeout: float) -> None:
@@ -27,8 +27,8 @@ class Words:
     def gave_up(self, seen: Seen, verdict: Verdict, copies: int, seconds: float) -> str:
         """The error of a rank that has waited in vain.
 
-        :param copies: Frames that it has to send, a copy for each rank.
-        :param seconds: For how long.
+        :param copies: Number of frames that it has to send, counting a copy for each rank.
+        :param seconds: How long it has waited.
         """
         elsewhere = [up.rank for up in verdict.up if not up.seq or is_before(up.seq, seen.seq)]
         if verdict.silent:
@@ -48,7 +48,7 @@ class Words:
         return f"{self._rank(self.rank)}: {why} (exchange {seen.seq}: {got} after {seconds:.1f} s)"
 
     def _missing(self, seen: Seen, ups: Sequence[Up]) -> list[str]:
-        """What is missing here, and where those are that it should come from."""
+        """What is missing here, and which exchange the ranks are in that should have sent it."""
         found = []
         for up in ups[:_NAMED]:
             name, frames = self.names[up.rank], frames_in(seen.handshakes[up.rank])
@@ -74,10 +74,10 @@ class Words:
         return found or ["this rank's own frames are not sent"]
 
     def ended(self, seq: int, gone: Collection[int], late: Collection[int]) -> str:
-        """Others have given up.
+        """The error of a rank that has heard that others have given up.
 
-        :param gone: Ranks of which they hear nothing any more.
-        :param late: Ranks that are up, and that they have waited for in vain.
+        :param gone: Ranks from which the others hear nothing any longer.
+        :param late: Ranks that are up, but for which the others have waited in vain.
         """
         if gone:
             why = f"as nothing comes from {self._others(gone)}"

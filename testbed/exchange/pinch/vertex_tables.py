@@ -30,15 +30,17 @@ class Tables:
     """What stays the same from one exchange to the next.
 
     :param outgoing: int32: positions of the vertices that other ranks need, ascending.
-    :param masks: uint32: the ranks that need each, one bit each.
-    :param vertices: `VERTEX`, one for every vertex of every other rank, by rank and position there.
-    :param edges: `EDGE`: accumulators of neighbours here.
-    :param targets: int32: the position that each accumulator is for. Only vertices with neighbours
-        on other ranks have one, in the order in which frames reach them, for the sake of the CPU's
-        caches, since most have few neighbours.
-    :param hubs: Slots that the parts of vertices with many neighbours take.
+    :param masks: uint32: the ranks that need each of these, one bit each.
+    :param vertices: `VERTEX`, one for every vertex of every other rank, ordered by rank and by
+        position there.
+    :param edges: `EDGE`: accumulators of the neighbours on this rank.
+    :param targets: int32: the position of the vertex that each accumulator belongs to. Only
+        vertices with neighbours on other ranks have one. Accumulators are in the order in which
+        frames reach them, so that additions stay in the CPU's caches; most vertices have few
+        neighbours.
+    :param hubs: Number of slots for the parts of vertices with many neighbours.
     :param slice: Neighbours to which one run adds a vertex.
-    :param sources: Where each rank's vertices and frames begin.
+    :param sources: Where each rank's vertices and frames begin in the tables.
     :param seen: Words of the bitmaps of received frames.
     :param scale: The integer that stands for a weight of 1; 1 without weights.
     """
@@ -71,7 +73,7 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
     for rank, positions in enumerate(halo.sends):
         masks[positions] |= np.uint32(1 << rank)
     outgoing = np.flatnonzero(masks)
-    # Neighbours by vertex instead of vertices by neighbour.
+    # List neighbours by vertex instead of vertices by neighbour.
     order = np.argsort(halo.indices, kind="stable")
     count = np.bincount(halo.indices, minlength=halo.num_halo)
     edges = np.zeros(len(order), dtype("pinch_edge"))

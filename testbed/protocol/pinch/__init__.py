@@ -1,1 +1,1 @@
-"""PINCH's rules: what a rank's programs and its process do (docs/pinch.md)."""
+"""The rules of PINCH: what a rank's programs and its process do (docs/pinch.md)."""

@@ -1,6 +1,6 @@
-"""What the programs of an exchange share with their process, as a rank in pure Python holds it.
+"""What the programs of an exchange share with their process, as held by a rank in pure Python.
 
-All of it is integers, and tuples and lists of them, so that a rank can be copied, compared and
+It consists of integers, and of tuples and lists of them, so that a rank can be copied, compared and
 hashed (`Memory.snapshot`).
 """
 
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 COUNTERS = counter_names("pinch_counter", "PINCH_")
-"""What the programs count: reasons to drop a frame, and ``enum pinch_counter``."""
+"""The programs' counters: reasons to drop a frame, and ``enum pinch_counter``."""
 
 
 class Source(NamedTuple):
     """``struct pinch_source``.
 
-    :param vertices: That the rank owns.
-    :param first: Of these in the table of vertices.
-    :param seen: First of its words in `Memory.seen`.
-    :param frames: That it may send, at most.
+    :param vertices: Number of vertices that the rank owns.
+    :param first: Index of the first of them in the table of vertices.
+    :param seen: Index of its first word in `Memory.seen`.
+    :param frames: Maximum number of frames that it may send.
     """
 
     vertices: int
@@ -50,14 +50,14 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """``struct pinch_config``: what programs know when they are loaded.
+    """``struct pinch_config``: what is known when the programs are loaded.
 
-    :param words: Of a vertex in a frame.
+    :param words: Words of a vertex in a frame.
     :param rows: Vertices in a full frame.
     :param payload: Bytes of a full frame's payload.
-    :param slice: Neighbours that a vertex is added to in one run.
-    :param capacity: Frames.
-    :param home: Each rank's flow, which has the number of the CPU that adds for it.
+    :param slice: Neighbours to which one run adds a vertex.
+    :param capacity: Maximum number of frames.
+    :param home: Each rank's flow, which is the number of the CPU that adds for the rank.
     :param anywhere: Frames are added where they arrive, and there is one flow.
     """
 
@@ -77,7 +77,7 @@ class Config:
 
     @cached_property
     def acked_words(self) -> int:
-        """Of each peer's bitmap of acknowledged frames."""
+        """Words of each peer's bitmap of acknowledged frames."""
         return max(-(-self.capacity // 32), 1)
 
     def flow_to(self, rank: int) -> int:
@@ -86,7 +86,7 @@ class Config:
 
     @cached_property
     def fan(self) -> tuple[int, ...]:
-        """Flows that have ranks."""
+        """The flows to which ranks belong."""
         return (0,) if self.anywhere else tuple(sorted(set(self.home)))
 
     def homes(self, flow: int) -> int:
@@ -95,7 +95,7 @@ class Config:
 
 
 class Frame(NamedTuple):
-    """``struct pinch_frame``, and the payload."""
+    """``struct pinch_frame``, and its payload."""
 
     to: int
     ask: int
@@ -103,7 +103,7 @@ class Frame(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Ranks that it is for."""
+        """Number of ranks that need the frame."""
         return self.to.bit_count()
 
 
@@ -128,10 +128,10 @@ class Hub(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What has become of a vertex's row in a frame.
+    """What a program did with a vertex's row in a frame.
 
-    :param edges: Neighbours that it was added to.
-    :param hub: The hub that the row is queued as instead, in slot `slot`.
+    :param edges: Number of neighbours to which the row was added.
+    :param hub: The hub as which the row was queued instead, in slot `slot`.
     :param bad: The sender has no such vertex.
     """
 
@@ -142,20 +142,21 @@ class Row(NamedTuple):
 
 
 class Sink(Protocol):
-    """Adds rows up. The rules do not depend on what a payload means."""
+    """Adds rows to accumulators. The rules do not depend on the meaning of a payload."""
 
     def take(self, sender: int, body: tuple[int, ...], rows: int) -> Iterable[Row]:
         """Add the rows of a frame to their vertices' neighbours."""
 
     def add_slice(self, hub: Hub, number: int) -> int:
-        """Add one slice of a queued row; return the number of neighbours."""
+        """Add one slice of a queued row; return the number of neighbours in it."""
 
 
 @dataclass(slots=True)
 class Flow:
-    """``struct pinch_flow``, its schedule, and the work requests that no program has taken.
+    """``struct pinch_flow``, the flow's schedule, and the work requests that no program has taken
+    yet.
 
-    :param schedule: Numbers of its frames, ascending.
+    :param schedule: Numbers of the flow's frames, ascending.
     """
 
     schedule: tuple[int, ...] = ()
@@ -226,7 +227,8 @@ class Memory:
         self.seq = self.ready = 0
         self.window, self.copies = 1, UNKNOWN
         self.lowest, self.highest, self.partners = 0, NOT_FINITE - 2, (1 << config.ranks) - 1
-        #: seq << 32 | frames to come, once all ranks have entered and payloads hold.
+        #: seq << 32 | frames to expect, once all ranks have entered and the scale of the payloads
+        #: fits.
         self.met = 0
         self.unfit = self.acked = self.received = self.owed = self.queued = self.served = 0
         self.nonfinite = self.gone = self.late = self.end_acked = self.handed = self.taken = 0
@@ -240,18 +242,18 @@ class Memory:
         self.wanted = [0] * (config.acked_words * config.ranks)
         self.hubs: dict[int, Hub] = {}  # by slot
         self.hub_queue: dict[int, int] = {}  # seq << 32 | slot, by place
-        #: By CPU: frames put on its stream.
+        #: By CPU: number of frames sent on its stream.
         self.serials: dict[int, int] = {}
-        #: By CPU: kicks that a last handshake has become.
+        #: By CPU: kicks made of the last missing handshake.
         self.fanned: dict[int, int] = {}
         # Not part of the state.
-        self.cpu = 0  # on which programs run at the moment
+        self.cpu = 0  # on which the programs currently run
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.events: list[int] = []
         self.rtt_samples = self.rtt_sum_us = self.rtt_max_us = 0
 
     def snapshot(self) -> tuple[Any, ...]:
-        """Return all of the state but the sink's, to be restored, compared or hashed."""
+        """Return all state but the sink's, to be restored, compared or hashed."""
         return (
             _scalars(self),
             tuple(map(_flow, self.flows)),
@@ -293,9 +295,9 @@ class Memory:
 
     @property
     def flow_here(self) -> int:
-        """The flow that the CPU sends."""
+        """The flow that the current CPU sends."""
         return 0 if self.config.anywhere else self.cpu
 
     def count(self, counter: str, by: int = 1) -> None:
-        """Count."""
+        """Increase a counter."""
         self.counters[counter] += by

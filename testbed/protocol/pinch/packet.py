@@ -1,4 +1,4 @@
-"""Frames of an exchange as its rules see them: addresses, header and words."""
+"""The frames of an exchange as seen by its rules: addresses, header and words."""
 
 from __future__ import annotations
 
@@ -42,53 +42,55 @@ __all__ = [
 ]
 
 MAX_WORDS = constant("PINCH_MAX_WORDS")
-"""Of a payload: what fits the largest MTU of single-buffer XDP on veth."""
+"""Maximum words of a payload: as many as fit into the largest MTU of single-buffer XDP on veth."""
 ACK_WORDS = constant("PINCH_ACK_WORDS")
 """Bitmap words of an acknowledgement, 32 frames each."""
 ACK_BEHIND = constant("PINCH_ACK_BEHIND")
-"""Of these, how many lie before the word of the frame that asked for it."""
+"""The number of these that precede the word of the frame that asked for the acknowledgement."""
 ANYWHERE = constant("PINCH_ANYWHERE")
-"""The CPU of a rank that aggregates frames where they arrive."""
+"""In place of a rank's CPU: the rank adds frames where they arrive."""
 LEAST_BYTES = constant("PINCH_LEAST_BYTES")
-"""Of a frame, so that it can turn round as an acknowledgement."""
+"""Minimum bytes of a frame, so that it can be sent back as an acknowledgement."""
 LEAST_WORDS = ACK_WORDS
-"""Behind the header of a frame, so that it can turn round as an acknowledgement."""
+"""Minimum words behind the header of a frame, so that it can be sent back as an acknowledgement."""
 BATCH = constant("PINCH_BATCH")
-"""Frames that a kick sends at most."""
+"""Maximum number of frames that one kick sends."""
 SQ_ENTRIES = constant("PINCH_SQ_ENTRIES")
 """Entries of a flow's submission queue."""
 WR_ASK = constant("PINCH_WR_ASK")
-"""In a work request: ask whether the frame has arrived; do not retransmit it."""
+"""Bit of a work request: ask whether the frame has arrived, instead of retransmitting it."""
 UNKNOWN = constant("PINCH_UNKNOWN")
-"""Number of acknowledgements to expect while it is not known what is sent; no count reaches it."""
+"""Number of acknowledgements to expect while it is unknown what will be sent. No count reaches it.
+"""
 FIRST = constant("PINCH_FIRST")
 """The sequence number in which all ranks meet."""
 KICK_ALL = constant("PINCH_FLAG_ALL")
-"""Flag of a kick: there is one for each flow."""
+"""Flag of a kick: it is one of several, one for each flow."""
 EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
 NOT_FINITE = constant("PINCH_NOT_FINITE")
-"""In a handshake, instead of an exponent."""
+"""In place of a handshake's exponent: a value is NaN or infinite."""
 ENDED = constant("PINCH_ENDED")
-"""Likewise: exchanges have ended; the header says why."""
+"""In place of a handshake's exponent: exchanges have ended, for the reason in the header."""
 NOBODY = -1
-"""The owner of an address that no rank has."""
+"""In place of a rank: the address belongs to none."""
 ASK = constant("PINCH_FLAG_ASK")
 """Flag: an answer is wanted."""
 NO_STREAM = constant("PINCH_NO_STREAM")
-"""Stream of an acknowledgement: frames that it lacks may only be late."""
+"""Stream of an acknowledgement that does not indicate losses: frames missing from it may be late.
+"""
 LATE = constant("PINCH_FLAG_LATE")
-"""Flag of a handshake that says that exchanges have ended: `prev` are ranks that are up."""
+"""Flag of a handshake with `ENDED`: `prev` are ranks that are up but did not enter in time."""
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
 
 
 class Packet(NamedTuple):
-    """A frame: the ranks that its addresses belong to, the header in the order of `wire.Header`,
-    and all words behind it.
+    """A frame: the ranks to which its addresses belong, the header in the order of `wire.Header`,
+    and all words behind the header.
 
-    :param source: The rank whose IP address it comes from, or `NOBODY`.
-    :param destination: The rank whose IP address it goes to, or `NOBODY`.
+    :param source: The rank that has the source IP address, or `NOBODY`.
+    :param destination: The rank that has the destination IP address, or `NOBODY`.
     """
 
     source: int
@@ -114,26 +116,26 @@ class Packet(NamedTuple):
 
     @property
     def header(self) -> Header:
-        """The header as `wire` has it."""
+        """The header, as a `wire.Header`."""
         return Header(*self[2:19])
 
     @property
     def seal(self) -> int:
-        """The header's."""
+        """The seal of the header."""
         return frame_seal(self.header)
 
     @property
     def good_checksum(self) -> int:
-        """The right checksum. The body must be as long as the header says."""
+        """The correct checksum. The body must have at least the length in the header."""
         return check_of(self.body[: self.length // 8]) + self.seal & U64
 
     def sealed(self) -> Packet:
-        """With the right checksum."""
+        """The same frame with the correct checksum."""
         return self._replace(checksum=self.good_checksum)
 
 
 def check_of(words: Iterable[int]) -> int:
-    """The check of a payload; see `weights`."""
+    """The check of a payload; see `testbed.protocol.check_weights`."""
     return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
 
 
@@ -148,16 +150,18 @@ def frames_in(word: int) -> int:
 
 
 def exponent_in(word: int) -> int:
-    """The exponent of the largest value, as a handshake has it."""
+    """The exponent of the largest value, as a handshake encodes it."""
     return word & (1 << EXPONENT_BITS) - 1
 
 
 def word_in(pair: list[int], seq: int) -> int:
-    """The word of a sequence number in a pair for even and odd ones; 0: there is none."""
+    """The word of a sequence number in a pair of words, for even and for odd numbers; 0: there is
+    none.
+    """
     word = pair[seq & 1]
     return word if seq_of(word) == seq else 0
 
 
 def ack_first(chunk: int) -> int:
-    """First of the bitmap words that an acknowledgement of this frame has."""
+    """The first bitmap word in an acknowledgement of this frame."""
     return max(chunk // 32 - ACK_BEHIND, 0)

@@ -1,19 +1,19 @@
-"""What a rank of an exchange does while it waits, and which ranks it names in errors: decisions
-without I/O or clocks.
+"""What a rank of an exchange does while it waits, and which ranks it names in errors. These are
+decisions only, without I/O or clocks.
 
 The worker's process (``testbed/exchange/pinch/recovery.py``) and the reference model's
 (``process.py``) both act on these. A rank looks (`Seen`) whenever its timer expires:
 
-- *Progress.* Something new has arrived since the last look. Then everything below starts over.
-- *What to do* (`Policy.act`). Ranks from which something is missing get another handshake, and
+- *Progress.* Something new has arrived since the last look. Then the steps below start over.
+- *What to do* (`Policy.act`). Ranks from which something is missing get another handshake. They
   answer it, which also shows that they are up. Ranks that have not acknowledged frames are asked
-  about them before anything is retransmitted, because the frames may only be late. Their answers
-  have the kernel retransmit what they show to be lost. Frames that two answers in a row have left
+  about them before anything is retransmitted, because the frames may only be late. The kernel
+  retransmits whatever their answers show to be lost. Frames that two answers in a row have left
   open, because they were sent on another stream than the ask, are retransmitted by the process.
 - *Which ranks to name* (`Policy.verdict`), when there has been no progress for the group's timeout.
   A rank that has been heard since the wait began is up, unless it has stopped answering, and its
-  handshakes say where it is and for whom it waits. While a rank that is up waits for another, it is
-  left to that rank to find out about the other (`Policy.is_sure`).
+  handshakes say which exchange it is in and which ranks it waits for. While a rank that is up waits
+  for another, it is left to that rank to find out about the other one (`Policy.is_sure`).
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, frames_in
 __all__ = ["TRIES", "Actions", "Policy", "Seen", "Up", "Verdict", "cover"]
 
 TRIES = 20
-"""A rank that is up is called silent if this many asks or their answers are lost in a row: at a
-loss of 30 % each way, once in a million times."""
+"""Unanswered asks after which a rank counts as silent. With 30 % loss each way, this happens to a
+rank that is up once in a million times.
+"""
 _ASKS = 8
-"""Frames that a rank is asked about at once."""
+"""Maximum number of frames about which a rank is asked at once."""
 _LEFT_OPEN = 2
-"""Answers after which frames that are still not acknowledged are retransmitted by the process."""
+"""Answers after which the process retransmits the frames that are still not acknowledged."""
 
 
 @dataclass(frozen=True)
 class Seen:
     """What a process sees of its current exchange. Sequences have one entry per rank.
 
-    :param partners: Ranks whose handshakes it needs, without itself.
-    :param handshakes: Their words of this sequence number; 0: there is none.
-    :param received: Frames that have arrived from them.
-    :param acked: Frames that they have acknowledged.
-    :param heard: Frames of any kind from them since the start; `news`: those that brought something
-        new; `answers`: acknowledgements.
-    :param at: Sequence numbers that they have entered, by their latest handshakes; `waits`: ranks
-        that they waited for.
+    :param partners: Other ranks whose handshakes it needs.
+    :param handshakes: The ranks' words of this sequence number; 0: there is none.
+    :param received: Number of frames that have arrived from each rank.
+    :param acked: Number of frames that each rank has acknowledged.
+    :param heard: Number of frames of any kind from each rank since the start. `news` counts those
+        that brought something new, `answers` the acknowledgements.
+    :param at: The sequence numbers that the ranks have entered, by their latest handshakes. `waits`
+        are the ranks that they waited for then.
     :param lacking: By rank: the numbers of frames that were sent to it and are not acknowledged,
         ascending.
     :param met: All partners have entered, and the scale of the payloads fits.
@@ -68,16 +69,16 @@ class Seen:
     owed: int
 
     def is_behind(self, rank: int) -> bool:
-        """Is a partner's handshake, or a frame of it, still missing (``pinch_is_behind``)?"""
+        """Is a partner's handshake, or one of its frames, still missing (``pinch_is_behind``)?"""
         return not self.handshakes[rank] or self.received[rank] < frames_in(self.handshakes[rank])
 
 
 @dataclass(frozen=True)
 class Actions:
-    """What to do now.
+    """What the process should do now.
 
-    :param handshake: Repeat handshakes to ranks from which something is missing: the number of the
-        attempt; 0: not necessary.
+    :param handshake: Number of the attempt to repeat handshakes to ranks from which something is
+        missing; 0: do not repeat them.
     :param asks: By rank: the frames to ask about.
     :param resends: By rank: the frames to retransmit.
     :param work: Go on with hubs.
@@ -106,8 +107,8 @@ class Up:
 class Verdict:
     """Why an exchange makes no progress.
 
-    :param silent: Ranks from which something is missing, and that are no longer heard.
-    :param up: Ranks from which something is missing, and that are heard.
+    :param silent: Ranks from which something is missing and that are no longer heard.
+    :param up: Ranks from which something is missing and that are still heard.
     """
 
     silent: tuple[int, ...]
@@ -127,10 +128,11 @@ class Policy:
 
     def _begin(self, seen: Seen) -> None:
         self.news, self.heard, self.attempt = tuple(seen.news), tuple(seen.heard), 0
-        #: By rank: `heard` when it was last asked, and the number of asks since it was heard.
+        #: By rank: `heard` when the rank was last asked, and the number of asks since it was last
+        #: heard.
         self.asked: dict[int, tuple[int, int]] = {}
-        #: By rank: `acked` and `answers` when it was last asked about frames, and answers in a row
-        #: that left some open.
+        #: By rank: `acked` and `answers` when the rank was last asked about frames, and the number
+        #: of answers in a row that left some frames open.
         self.open: dict[int, tuple[int, int, int]] = {}
 
     def look(self, seen: Seen) -> bool:
@@ -160,8 +162,8 @@ class Policy:
         return Actions(self.attempt if behind or not seen.met else 0, asks, resends, seen.owed > 0)
 
     def _left_open(self, seen: Seen, rank: int) -> bool:
-        """Has a rank answered often enough that it lacks frames, and has none of them arrived
-        since?
+        """Have so many answers of a rank in a row left frames open that the process should
+        retransmit them?
         """
         acked, answers, times = self.open.get(rank, (seen.acked[rank], seen.answers[rank], 0))
         if acked != seen.acked[rank]:
@@ -180,7 +182,7 @@ class Policy:
         return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
 
     def _silence(self, seen: Seen, rank: int) -> int:
-        """Asks since the rank was heard; enough to count as silent if it has not been heard since
+        """Number of asks since the rank was last heard, or `tries` if it has not been heard since
         the wait began.
         """
         heard, times = self.asked.get(rank, (seen.heard[rank], 0))
@@ -190,7 +192,7 @@ class Policy:
 
     @property
     def has_asked(self) -> bool:
-        """Has the rank been asked often enough? If not, this rank's own process may have been
+        """Has this rank asked often enough to give up? If not, its own process may have been
         stopped meanwhile.
         """
         return self.attempt >= self.tries
@@ -198,9 +200,9 @@ class Policy:
     def is_sure(self, seen: Seen) -> bool:
         """Is it clear which ranks to name?
 
-        It is not while some rank that something is missing from may have died since it was heard
-        of. Nor while one that is up waits for another itself: it may find out that the other is
-        gone, and tell.
+        It is not clear while a rank from which something is missing may have died since it was last
+        heard. Nor is it clear while a rank that is up waits for another one: it may find out that
+        the other is gone, and say so.
         """
         others = ~(1 << seen.rank)
         for rank in self._absent(seen):
@@ -229,8 +231,8 @@ class Policy:
 
 
 def cover(numbers: Sequence[int]) -> list[int]:
-    """The frames to ask about so that the acknowledgements cover all given frames, which are
-    ascending.
+    """The frames to ask about, so that the acknowledgements cover all given frames. `numbers` must
+    be ascending.
     """
     asked: list[int] = []
     for number in reversed(numbers):

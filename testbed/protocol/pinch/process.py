@@ -1,8 +1,8 @@
-"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, sends a
-handshake, sends, and waits.
+"""The process that works with the programs of `testbed.protocol.pinch.rank`: it opens exchanges,
+sends handshakes and frames, and waits.
 
-Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do
-while nothing comes is `pinch_policy`'s.
+Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``;
+`testbed.protocol.pinch.policy` decides what to do while nothing arrives.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["Process"]
 class Process:
     """One rank's process.
 
-    Its kicks are returned as packets, for `Rank.on_doorbell`.
+    Methods that kick return the kicks as packets, for `Rank.on_doorbell`.
 
-    :param every: One in so many frames for a rank asks for an acknowledgement.
+    :param every: Every so many frames for a rank, one asks for an acknowledgement.
     """
 
     def __init__(self, rank: Rank, every: int = 8) -> None:
@@ -43,10 +43,10 @@ class Process:
         self.frames_to = [0] * rank.config.ranks
 
     def address(self, frames: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Set the ranks of frames, and which ask for acknowledgements (``PinchPort.address``), from
-        the next `enter` on.
+        """Set the ranks of each frame, and which frames ask for acknowledgements
+        (``Sending.address``), from the next `enter` on.
 
-        :param frames: For each frame its ranks, a bit each, and its payload.
+        :param frames: For each frame, its ranks, a bit each, and its payload.
         """
         memory, config = self.memory, self.memory.config
         ask = [0] * len(frames)
@@ -72,7 +72,7 @@ class Process:
             )
 
     def open(self, seq: int) -> None:
-        """Accept frames of a sequence number from here on; there is nothing to send yet."""
+        """Accept frames of a sequence number from now on. There is nothing to send yet."""
         memory, before = self.memory, self.memory.seq
         if must_forget(before, seq):
             self.forget(before, seq)
@@ -86,7 +86,7 @@ class Process:
             flow.next = flow.in_flight = 0
 
     def forget(self, before: int, seq: int) -> None:
-        """Reset all that carries neither of two sequence numbers."""
+        """Reset all state that carries neither of two sequence numbers."""
         memory, kept = self.memory, (before, seq)
         for bitmap in (memory.seen, memory.acks):
             bitmap[:] = [word if seq_of(word) in kept else word_of(before, 0) for word in bitmap]
@@ -101,10 +101,10 @@ class Process:
     def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
         """Enter the exchange.
 
-        :param exponent: Of its largest value, as handshakes encode it.
-        :param lowest: Bounds of the largest exponent of all ranks with which payloads can be sent;
-            `highest`, too.
-        :returns: The kick that has handshakes sent.
+        :param exponent: Exponent of the rank's largest value, as handshakes encode it.
+        :param lowest: With `highest`, the bounds within which the largest exponent of all ranks
+            must lie for the payloads to be sent.
+        :returns: The kick that makes the programs send handshakes.
         """
         memory = self.memory
         memory.lowest, memory.highest = lowest, highest
@@ -115,10 +115,11 @@ class Process:
         return self.handshake_kick()
 
     def send(self, count: int | None = None) -> list[Packet]:
-        """Let all frames be sent.
+        """Allow all frames to be sent.
 
-        :param count: Only the first so many.
-        :returns: Kicks; none if the last handshake has yet to arrive, which is a kick itself.
+        :param count: Allow only the first so many.
+        :returns: Kicks; none if a handshake is still missing, because the last one becomes a kick
+            itself.
         """
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
@@ -148,7 +149,7 @@ class Process:
         :param nonfinite: Ranks with values that are not finite, a bit each.
         :param gone: Ranks that went silent.
         :param late: Ranks that are up but did not enter in time.
-        :returns: The kick that has handshakes sent.
+        :returns: The kick that makes the programs send handshakes.
         """
         self.memory.nonfinite |= nonfinite
         self.memory.gone |= gone
@@ -156,24 +157,24 @@ class Process:
         return self.handshake_kick()
 
     def linger(self) -> Packet:
-        """Enter the exchange that all ranks enter when they are done; until they have, they may
-        lack something of this rank.
+        """Enter the exchange that all ranks enter when they are done. Until they have entered it,
+        they may lack something from this rank.
 
-        :returns: The kick that has handshakes sent.
+        :returns: The kick that makes the programs send handshakes.
         """
         self.memory.partners = (1 << self.memory.config.ranks) - 1
         return self.enter(0, 1, 0)  # nothing is exchanged in it
 
     @property
     def may_go(self) -> bool:
-        """Whether no rank needs this lingering one any more."""
+        """Whether no rank needs this lingering rank any longer."""
         memory, everybody = self.memory, (1 << self.memory.config.ranks) - 1
         if memory.has_ended:
             return memory.end_acked | 1 << memory.config.rank == everybody
         return self.is_unfit
 
     def seen(self) -> Seen:
-        """The state that `Policy` decides on."""
+        """The state on which `Policy` bases its decisions."""
         memory, config = self.memory, self.memory.config
         peers = memory.peers
         return Seen(
@@ -198,7 +199,7 @@ class Process:
         )
 
     def lacking(self, rank: int) -> list[int]:
-        """Frames that were sent to a rank and are not acknowledged."""
+        """Frames that were sent to a rank and have not been acknowledged."""
         memory, config = self.memory, self.memory.config
         flow, found = memory.flows[config.flow_to(rank)], []
         for number in flow.schedule[: flow.next]:
@@ -208,7 +209,7 @@ class Process:
         return found
 
     def act(self, actions: Actions) -> list[Packet]:
-        """Carry out what the policy says.
+        """Carry out the policy's decisions.
 
         :returns: Kicks.
         """
@@ -235,7 +236,7 @@ class Process:
         return [self._own(PinchKind.DOORBELL, stream=flow) for flow in self.memory.config.fan]
 
     def handshake_kick(self, attempt: int = 0) -> Packet:
-        """The kick that has handshakes sent."""
+        """The kick that makes the programs send handshakes."""
         return self._own(PinchKind.SEND_HANDSHAKES, attempt=attempt)
 
     def _own(self, kind: PinchKind, stream: int = 0, attempt: int = 0) -> Packet:

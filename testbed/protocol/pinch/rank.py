@@ -1,12 +1,12 @@
-"""The programs of an exchange as a state machine without I/O or clocks.
+"""The programs of an exchange, as a state machine without I/O or clocks.
 
 Reference model of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with
 it frame by frame: `Rank.on_link` is the program on the link, `Rank.on_doorbell` the one at the
-doorbell's far end, `Rank.on_send` the one behind it that sends. What C does against races with
-other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and `Rank.claim` are
-the two halves of what is done with a frame of embeddings, between which another CPU, or the
-process, may do anything: so each must hold by itself. `testbed.protocol.pinch.process` is the
-process beside the programs.
+doorbell's far end, and `Rank.on_send` the one behind it that sends. What C does against races with
+other CPUs has no counterpart here, because calls come one at a time. But a frame of embeddings is
+handled in two halves, `Rank.verify` and `Rank.claim`. Another CPU, or the process, may do anything
+between them, so each half must be correct by itself. The rank's process is in
+`testbed.protocol.pinch.process`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Rank(Sender):
     def on_link(self, packet: Packet, now_us: int = 0) -> Out:
         """A frame has arrived on the link (``pinch_link``).
 
-        :param now_us: Microseconds of any clock that does not go back.
-        :returns: Where it goes, and what it is then.
+        :param now_us: Microseconds of any monotonic clock.
+        :returns: Where the frame goes, and what it has become.
         """
         if packet.kind in (PinchKind.EMBED, PinchKind.ASK) and self._elsewhere():
             if not self.is_for_me(packet):
@@ -58,7 +58,7 @@ class Rank(Sender):
         return self._receive(packet, now_us)
 
     def on_remote(self, packet: Packet, now_us: int = 0) -> Out:
-        """A frame that was handed over is on the right CPU (``pinch_remote``)."""
+        """A frame that was handed over has arrived on the right CPU (``pinch_remote``)."""
         self.taken = self.taken + 1 & U32
         return self._receive(packet, now_us, by_link=False)
 
@@ -94,7 +94,7 @@ class Rank(Sender):
         return packet.tag == self.config.tag or self._refuse("bad_tensor")
 
     def is_late(self, seq: int) -> bool:
-        """Was a sequence number the one before this rank's?"""
+        """Does a sequence number directly precede this rank's?"""
         return seq > 0 and seq_after(seq) == self.seq
 
     def verify(self, packet: Packet) -> bool:
@@ -114,13 +114,13 @@ class Rank(Sender):
     def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
         """Add a verified frame, unless it has been added.
 
-        :param late: It belonged to the exchange before when it was verified.
-        :param by_link: It arrived on the CPU that aggregates.
+        :param late: The frame belonged to the previous exchange when it was verified.
+        :param by_link: The frame arrived on the CPU that aggregates.
         """
         peer, seq, chunk = self.peers[packet.sender], packet.seq, packet.chunk
         peer.heard += 1
-        # This rank has gone on, so it has all of the exchange before; the sender missed
-        # acknowledgements.
+        # This rank has completed the previous exchange, so it has all of its frames. Acknowledge
+        # again, because the sender has missed acknowledgements.
         if late:
             return self._acknowledge(packet, by_link)
         claim, _ = self._add_bits(
@@ -136,7 +136,7 @@ class Rank(Sender):
         peer.news += 1
         self.received += 1
         self._check_complete(seq)
-        # This frame completes its sender's frames, in whatever order they arrived.
+        # Always acknowledge the last frame expected from this sender, even if it was reordered.
         if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, seq)):
             _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
@@ -317,11 +317,11 @@ class Rank(Sender):
         return seq == self.seq and self.meet()
 
     def _answer(self, peer: Peer, seq: int) -> int:
-        """The word for a rank that lacks this rank's handshake: that of the exchange asked for, or
-        else its latest.
+        """The word for a rank that lacks this rank's handshake: the word of the sequence number
+        asked for, or, if this rank has not entered that yet, its latest word.
         """
         word = word_in(peer.ours, seq)
-        # A rank that is no partner of the other may be any number of exchanges ahead of it.
+        # A rank may be any number of exchanges ahead of another that is not its partner.
         if seq == FIRST < self.seq and not word:
             return word_of(FIRST, 0)
         return word or peer.ours[~seq & 1]
@@ -346,11 +346,11 @@ class Rank(Sender):
             self.count("fanned")
             flow = self.config.fan[place % len(self.config.fan)]
             packet = self._own(packet._replace(stream=flow), PinchKind.DOORBELL)
-        # Grow the buffer to a full frame, so that the program that sends need not.
+        # Grow the buffer to a full frame here, so that the program that sends does not have to.
         packet = packet._replace(
             body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body))
         )
-        # A kick that is no acknowledgement names the CPU that is to send.
+        # A kick that was not an acknowledgement names the CPU that has to send.
         if mine and not self.config.anywhere and packet.stream != self.cpu:
             return Next.CPU, packet
         return Next.SEND, packet

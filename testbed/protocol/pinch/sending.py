@@ -28,8 +28,8 @@ class Sender(Work):
     """The program that sends."""
 
     def on_send(self, kick: Packet, now_us: int = 0) -> list[tuple[Next, Packet]]:
-        """A kick becomes frames (``pinch_send``). Each is a copy, because the kick is dropped in
-        the end.
+        """A kick becomes frames (``pinch_send``). Each frame is a clone of the kick, which is
+        dropped in the end.
         """
         if not self._is_kick(kick):
             return []
@@ -49,8 +49,8 @@ class Sender(Work):
         return kick.checksum == kick.seal or self._refuse("bad_checksum")
 
     def _send_handshakes(self, kick: Packet) -> list[tuple[Next, Packet]]:
-        """Send handshakes to all partners, or repeat them where something is missing; repeat the
-        end until all know it.
+        """Send handshakes to all partners, or repeat those to partners from which something is
+        missing. The end of exchanges is repeated until all ranks have acknowledged it.
         """
         waits = self.waits() if kick.attempt else 0
         say = Status(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
@@ -73,8 +73,8 @@ class Sender(Work):
                 body=kick.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(kick.body))
             )
             out.append((Next.LINK, self._handshake(blank, rank, word, say)))
-        # The process may have looked before the last handshake arrived, and have left its frames to
-        # this program.
+        # The process may have checked before the last handshake arrived, and have left its frames
+        # to this program.
         if self.meet() and self.ready:
             out += [
                 (Next.DOORBELL, self._own(kick._replace(flags=KICK_ALL), PinchKind.DOORBELL))
@@ -83,7 +83,7 @@ class Sender(Work):
         return out
 
     def _send_all(self, kick: Packet, now: int) -> list[Packet]:
-        """Work requests first, then lost frames, then new ones."""
+        """Send everything that is due: work requests first, then lost frames, then new ones."""
         out = self._send_requested(kick, now)
         if (
             kick.sender != self.config.rank
@@ -100,7 +100,7 @@ class Sender(Work):
         for wr in requests:
             flow.sq_head += 1
             number, last = wr & WR_ASK - 1, self.sent.get((self.flow_here, wr & WR_ASK - 1))
-            # A frame that has not been sent yet is left alone.
+            # Do nothing if the frame has not been sent yet.
             if (
                 seq_of(wr) != self.seq
                 or number >= self.ready
@@ -121,8 +121,8 @@ class Sender(Work):
         return out
 
     def _send_holes(self, kick: Packet, now: int) -> list[Packet]:
-        """Retransmit frames that are lost: sent to a peer before one that it has, on the same
-        stream, and not acknowledged.
+        """Retransmit the frames that are lost: they are not acknowledged, and were sent to a peer
+        before a frame that has arrived there, on the same stream.
         """
         out, rank = [], kick.sender
         for number in range(32 * ack_first(kick.chunk), min(kick.chunk + 1, len(self.frames))):
@@ -137,7 +137,7 @@ class Sender(Work):
         return out
 
     def _send_new(self, kick: Packet, now: int) -> list[Packet]:
-        """New frames, as far as the window allows."""
+        """Send new frames, as far as the window allows."""
         out, flow = [], self.flows[self.flow_here]
         homes = self.config.homes(self.flow_here)
         for _ in range(BATCH):
@@ -153,7 +153,7 @@ class Sender(Work):
         return out
 
     def _send_frame(self, kick: Packet, number: int, to: int, now: int) -> list[Packet]:
-        """Frame `number`, a copy for each rank in `to`."""
+        """Send frame `number` to the ranks in `to`, a copy each."""
         frame, key = self.frames[number], (self.flow_here, number)
         last, length, attempt = self.sent.get(key), 8 * len(frame.body), 0
         again = last is not None and last.seq == self.seq

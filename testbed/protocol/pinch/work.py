@@ -1,4 +1,4 @@
-"""What both programs of an exchange do: headers, bitmaps, handshakes.
+"""What both programs of an exchange need: headers, bitmaps, handshakes.
 
 Reference model of ``pinch_work.h`` and ``pinch_handshake.h``.
 """
@@ -32,7 +32,7 @@ class Next(Enum):
 
     DROP = auto()
     LINK = auto()
-    """To the rank that it is addressed to."""
+    """To the rank to which it is addressed."""
     DOORBELL = auto()
     """To the doorbell's near end, from where it reaches the far end."""
     BOTH = auto()
@@ -70,8 +70,8 @@ class Work(Memory):
     """The part of a rank's programs that both directions need."""
 
     def is_for_me(self, packet: Packet) -> bool:
-        """Is the frame of this exchange, for this rank, and from another rank's address
-        (``pinch_is_for_me``)?
+        """Does the frame belong to this exchange, is it for this rank, and is it from another
+        rank's address (``pinch_is_for_me``)?
         """
         me, sender = self.config.rank, packet.sender
         if self._is_foreign(packet):
@@ -90,12 +90,12 @@ class Work(Memory):
         return True
 
     def _elsewhere(self) -> bool:
-        """Is another CPU the one that adds for this rank?"""
+        """Does another CPU add for this rank?"""
         return not self.config.anywhere and self.config.home[self.config.rank] != self.cpu
 
     def _add_bits(self, bitmap: list[int], index: int, seq: int, bits: int) -> tuple[Claim, int]:
-        """Add bits to a bitmap's word, only forward in sequence numbers (``bitmap_add``); return
-        those that were new.
+        """Add bits to a bitmap's word, unless it carries a later sequence number (``bitmap_add``);
+        return those that were new.
         """
         word = bitmap[index]
         if is_before(seq, seq_of(word)):
@@ -113,8 +113,8 @@ class Work(Memory):
     # Handshakes.
 
     def meet(self) -> bool:
-        """Have all partners entered, and does the scale fit? Then frames may be sent. If not, wake
-        the process.
+        """Have all partners entered, and does the scale of the payloads fit? Then frames may be
+        sent. If the scale does not fit, wake the process.
         """
         if seq_of(self.met) == self.seq:
             return True
@@ -134,7 +134,7 @@ class Work(Memory):
         return True
 
     def is_behind(self, rank: int) -> bool:
-        """Does this rank still lack a rank's handshake, or frames, of this sequence number?"""
+        """Does this rank still lack a handshake or frames of another, in this sequence number?"""
         word = word_in(self.peers[rank].theirs, self.seq)
         return not word or self.peers[rank].received < frames_in(word)
 
@@ -151,7 +151,7 @@ class Work(Memory):
 
     @property
     def has_ended(self) -> bool:
-        """Exchanges have ended."""
+        """Whether exchanges have ended."""
         return bool(self.nonfinite or self.gone or self.late)
 
     def is_complete(self, seq: int) -> bool:
@@ -160,7 +160,7 @@ class Work(Memory):
         return come and self.acked == self.copies
 
     def _check_complete(self, seq: int) -> None:
-        """Wake the process once everything is complete; the last event calls this."""
+        """Wake the process once everything is complete. The last of these events calls this."""
         if self.is_complete(seq):
             self.events.append(seq)
 
@@ -188,7 +188,7 @@ class Work(Memory):
         return self.serials[self.cpu]
 
     def _head(self, packet: Packet, kind: int, seq: int, chunk: int, attempt: int) -> Packet:
-        """The header of a frame of this rank, except for receiver, flags, checksum and length
+        """Write the header of a frame of this rank, except for receiver, flags, checksum and length
         (``pinch_write_head``).
         """
         config = self.config

@@ -1,1 +1,1 @@
-"""The ring's rules: what a rank's programs and its process do (docs/ring.md)."""
+"""The rules of the ring: what a rank's programs and its process do (docs/ring.md)."""

@@ -1,8 +1,8 @@
-"""Who is there, who is gone, and who may still need this rank: what a process concludes from what
-its programs have heard.
+"""Which ranks are alive, which are gone, and which may still need this one, as far as a process can
+tell from the frames that its programs have received.
 
-A rank is alive if anything of it has been seen: a frame with data, a probe, an answer. Only what
-has been probed often, and has not been seen all that time, is called silent.
+A rank is alive if anything has arrived from it: a frame with data, a probe, an answer. It is called
+silent only if it has been probed many times and nothing has arrived in all that time.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ class End:
 
     @property
     def word(self) -> int:
-        """As programs keep it and tell it on."""
+        """The word that programs keep and pass on."""
         return self.reason << 32 | sum(1 << rank for rank in self.ranks)
 
     @classmethod
     def of(cls, word: int) -> Self | None:
-        """From what programs keep; None: nobody is known to have given up."""
+        """From the word that programs keep; None: no rank is known to have given up."""
         if not word:
             return None
         return cls(Reason(word >> 32), tuple(rank for rank in range(32) if word >> rank & 1))
 
 
 class PeerState(Protocol):
-    """What another rank has said of itself last: ``struct ring_rank``."""
+    """What another rank has last said about itself: ``struct ring_rank``."""
 
     @property
     def seq(self) -> int:
-        """The one that it has entered; 0: it has said nothing."""
+        """The sequence number that it has entered; 0: none is known."""
 
     @property
     def verified(self) -> int:
-        """The one that it has verified last."""
+        """The last sequence number whose results it has verified."""
 
     @property
     def verified_acked(self) -> int:
-        """The latest that it knows that this rank has verified."""
+        """The latest sequence number that it knows this rank has verified."""
 
     @property
     def front(self) -> int:
@@ -78,28 +78,28 @@ class PeerState(Protocol):
 
     @property
     def ended(self) -> int:
-        """1: it knows that a rank has given up; 0: it has not said so."""
+        """1: it knows that a rank has given up; 0: it has not said that it does."""
 
 
 def silent(rank: int, ages: Sequence[float], patience: float) -> list[int]:
-    """Ranks of which nothing has been seen for a while.
+    """Ranks from which nothing has arrived for a while.
 
-    :param ages: How long ago each rank was last seen.
-    :param patience: From when on a rank is silent: many questions and answers, so that not all of
-        them can have been lost.
+    :param ages: Seconds since the last frame from each rank.
+    :param patience: Seconds after which a rank counts as silent: long enough for so many probes and
+        answers that they cannot all have been lost.
     """
     return [other for other, age in enumerate(ages) if other != rank and age >= patience]
 
 
 def to_blame(quiet: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
-    """Of the silent ranks, those that a collective fails for: a rank that was done with it may have
-    left, unless all were.
+    """Of the silent ranks, those to blame for the failure of a collective. A rank that was done
+    with it may simply have left, so such a rank is blamed only if all silent ranks were done.
     """
     return unverified(quiet, seq, peers) or list(quiet)
 
 
 def absent(rank: int, seq: int, peers: Sequence[PeerState]) -> list[int]:
-    """Ranks that have not entered a collective, by what they said last."""
+    """Ranks that, by what they last said, have not entered a collective."""
     return [
         other
         for other, peer in enumerate(peers)
@@ -108,8 +108,8 @@ def absent(rank: int, seq: int, peers: Sequence[PeerState]) -> list[int]:
 
 
 def unverified(ranks: Iterable[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
-    """Of some ranks, those not known to be done with a collective, or to have given up: they may
-    ask this one for what they lack.
+    """Of some ranks, those that may still need data from this one: they are known neither to be
+    done with a collective nor to have given up.
     """
     return [
         other
@@ -121,8 +121,8 @@ def unverified(ranks: Iterable[int], seq: int, peers: Sequence[PeerState]) -> li
 
 
 def unacknowledged(ranks: Iterable[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
-    """Of some ranks, those not known to know that this one is done with a collective, or to have
-    given up: they may wait for it to be.
+    """Of some ranks, those that may still wait for this one: they have neither confirmed that it is
+    done with a collective nor given up.
     """
     return [
         other for other in ranks if peers[other].verified_acked != seq and not peers[other].ended

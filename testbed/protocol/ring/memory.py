@@ -1,6 +1,6 @@
-"""What the ring's programs share with the process of their host, as a rank in pure Python holds it.
+"""What the ring's programs share with the process of their host, as held by a rank in pure Python.
 
-``bpf/shared/ring_abi.h`` says what it is in memory, and what each of these is.
+``bpf/shared/ring_abi.h`` has the layout in memory, and the meaning of each field.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EARLY_SLOTS = constant("RING_EARLY_SLOTS")
 """Slots of the early-frame buffer."""
 
 EARLY_TRIES = constant("RING_EARLY_TRIES")
-"""Slots that a chunk's frame may take."""
+"""Slots in which a chunk's frame may be saved."""
 
 NACK_ENTRIES = constant("RING_NACK_ENTRIES")
 """Entries of a CPU's nack queue."""
@@ -58,12 +58,12 @@ SQ_ENTRIES = constant("RING_SQ_ENTRIES")
 """Entries of the submission queue."""
 
 ANYWHERE = constant("RING_ANYWHERE")
-"""Of a probe: on whichever CPU takes the work request."""
+"""CPU of a probe: whichever takes the work request."""
 
 _STAGE_BIT = constant("RING_STAGE_BIT")
 
 COUNTERS = counter_names("ring_counter", "RING_")
-"""What the programs count: reasons to drop a frame, and ``enum ring_counter``."""
+"""The programs' counters: reasons to drop a frame, and ``enum ring_counter``."""
 
 
 class WrKind(IntEnum):
@@ -77,7 +77,7 @@ class WrKind(IntEnum):
 
 
 class Stage(IntEnum):
-    """``enum ring_stage``: what a frame with data is about."""
+    """``enum ring_stage``: what a frame with data carries."""
 
     PARTIAL = constant("RING_STAGE_PARTIAL")
     RESULT = constant("RING_STAGE_RESULT")
@@ -117,15 +117,15 @@ class Nack(NamedTuple):
 class Config:
     """``struct ring_config``.
 
-    :param chunk_bytes: Payload of a frame of a tensor of more than one chunk; a multiple of
+    :param chunk_bytes: Payload of a frame if the tensor has more than one chunk; a multiple of
         `BLOCK`.
-    :param chunks: Capacity.
+    :param chunks: Capacity of the maps.
     :param peers: Addresses of all ranks.
-    :param upstream: The rank before retransmits, not the chunk's owner.
-    :param reorder_threshold: Later frames of the same stream that must have come before a missing
-        one is nacked; 0: only the timer nacks.
-    :param retransmit_slots: Slots for partial sums that have been sent; a power of two.
-    :param cpus: CPUs that carry frames, each a stream.
+    :param upstream: The previous rank retransmits, not the chunk's owner.
+    :param reorder_threshold: Later frames of the same stream that must arrive before a missing one
+        is nacked; 0: only the timer nacks.
+    :param retransmit_slots: Slots of the retransmit buffer; a power of two.
+    :param cpus: CPUs that carry frames; each has a stream.
     """
 
     cookie: int
@@ -209,8 +209,8 @@ class Peer:
 
 @dataclass(slots=True)
 class NackQueue:
-    """``struct ring_nack_queue``: entries with a frame in flight that will nack them, and those
-    that wait.
+    """``struct ring_nack_queue``: entries for which a frame is under way that will nack them, and
+    entries that wait.
     """
 
     carried: deque[Nack] = field(default_factory=deque)
@@ -230,21 +230,22 @@ class Nacks:
 class Memory:
     """The maps of one rank; names are those of ``struct ring_control``.
 
-    :param config: Set once.
+    :param config: Set when the programs are loaded.
     :param seq: Upper half of ``progress``: the collective that the process has entered.
     :param ready: Lower half: chunks whose input is ready.
     :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param nack_holdoff_us: Between the first two nacks for a frame, then doubled; owners ignore
-        nacks that come sooner.
+    :param nack_holdoff_us: Time between the first two nacks for a frame, then doubled; owners
+        ignore nacks that come sooner.
     :param verified: Latest sequence number whose results the process has verified.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.
-    :param flushed: Streams, a bit each, whose answers to probes have come from the rank before.
-    :param ended: Why a rank has given up, as `testbed.protocol.ring.liveness.End` packs it; 0: none
-        is known to have.
-    :param events: Sequence numbers of which the last result that was waited for has been stored.
-    :param sq: Work requests that are posted and not taken.
+    :param flushed: Streams, a bit each, whose answers to probes have come from the previous rank.
+    :param ended: Why a rank has given up, as `testbed.protocol.ring.liveness.End` packs it; 0: no
+        rank is known to have given up.
+    :param events: Sequence numbers, each added when the last result that the process waited for is
+        stored.
+    :param sq: Work requests that have been posted and not yet taken.
     :param early_frames: The early frame in each slot.
     """
 
@@ -288,17 +289,17 @@ def is_done(word: int) -> bool:
 
 
 def item_of(index: int, round_: int, stage: Stage) -> int:
-    """What a frame with data is about, as a later frame's ``prev`` names it."""
+    """Chunk, round and stage of a frame with data, as the ``prev`` of a later frame names them."""
     item = index << CHUNK_SHIFT | round_ << ROUND_SHIFT | stage
     assert item < NOTHING
     return item
 
 
 def parts_of(item: int) -> tuple[int, int, Stage]:
-    """Chunk, round and stage of what `item_of` names."""
+    """The chunk, round and stage in a number made by `item_of`."""
     return item >> CHUNK_SHIFT, item >> ROUND_SHIFT & 0xFF, Stage(item & _STAGE_BIT)
 
 
 def slots_of(rank: int, ranks: int, total: int) -> int:
-    """Chunks below ``total`` that a rank owns: its slots."""
+    """Number of chunks below ``total`` that a rank owns: its slots."""
     return max(0, -(-(total - rank) // ranks))

@@ -1,4 +1,4 @@
-"""What the process of a rank decides: what to launch, to replay and to ask for.
+"""The decisions of a rank's process: what to launch, replay and nack.
 
 Reference model of ``testbed/native/ring.c``.
 """
@@ -24,20 +24,20 @@ from testbed.protocol.wire import Frame, Header, Kind, Words, checksum, weigh
 __all__ = ["Process"]
 
 _REACH = 8
-"""Times the window and the ranks: chunks looked at, from the first that is missing."""
+"""Times window and ranks: the number of chunks to look at, from the first that is missing."""
 _PATIENCE = 4
 """Stalls in a row after which a chunk is nacked without evidence, if there have been no losses
 lately.
 """
 _BLIND = 4
-"""Chunks that are nacked without a sign of loss, when nothing else explains the silence."""
+"""Number of chunks that are nacked without a sign of loss, if nothing else explains the silence."""
 
 
 class Process:
-    """One rank's process, beside the memory that it shares with its programs.
+    """The process of one rank, which shares memory with the rank's programs.
 
     :param memory: The `testbed.protocol.ring.rank.Rank` of the same rank.
-    :param window: Tokens that it starts a collective with.
+    :param window: Number of chunks that it launches at the start of a collective.
     """
 
     def __init__(self, memory: Memory, window: int) -> None:
@@ -61,13 +61,15 @@ class Process:
         self._allowed = self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
-        """Lay a chunk's input where the programs read it; to be done before it is published."""
+        """Write a chunk's input to where the programs read it. This must be done before it is
+        published.
+        """
         self.memory.inputs[chunk][: words.size] = words
         self.memory.chunks[chunk].input_sum = checksum(words)
 
     def publish(self, ready: int) -> None:
-        """Input is ready up to chunk ``ready``: launch own chunks that were waiting for it, replay
-        what others have sent.
+        """Input is ready up to chunk ``ready``: launch own chunks that were waiting for it, and
+        replay early frames.
         """
         memory, config = self.memory, self.memory.config
         was, memory.ready = memory.ready, ready
@@ -91,12 +93,14 @@ class Process:
                 memory.early_frames[slot] = None
 
     def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        """Post a work request. If the queue is full it is dropped: the timer posts it again."""
+        """Post a work request. If the queue is full, the request is dropped, and the timer posts it
+        again.
+        """
         if len(self.memory.sq) < SQ_ENTRIES:
             self.memory.sq.append(WorkRequest(kind, seq, chunk, attempt, extra))
 
     def kick(self) -> Frame:
-        """A frame that takes a work request."""
+        """A kick: a frame that takes a work request."""
         config = self.memory.config
         header = Header(Kind.DOORBELL, group=config.group, cookie=config.cookie)
         frame = Frame(header)
@@ -104,9 +108,7 @@ class Process:
         return frame
 
     def verify(self) -> bool:
-        """All results are stored: are they what their checks say? Those that are not
-        are refused.
-        """
+        """All results are stored: do they match their check words? Refuse those that do not."""
         if not all(self._is_done(chunk) for chunk in range(self.total)):
             return False
         wrong = [chunk for chunk in range(self.total) if not self._is_good(chunk)]
@@ -125,9 +127,9 @@ class Process:
     def _verify_early(self, end: int) -> None:
         """Verify results before all are stored, each once, from where the last call stopped.
 
-        A verified result serves ranks that have refused theirs. If no rank had one, only those that
-        lack the result would have a reason to start its sum over, and a loss on the way there might
-        never be nacked.
+        A verified result serves ranks that have refused theirs. If no rank had a verified result,
+        only the ranks that lack it would have a reason to start its sum over, and a loss on the way
+        there might never be nacked.
         """
         for _ in range(min(_REACH * self.window * self.memory.config.ranks, end)):
             chunk = self._to_verify if self._to_verify < end else 0
@@ -161,10 +163,10 @@ class Process:
         """A CPU has made no progress for a while (``ring_stall``).
 
         Launch what should have been launched, and nack what is known to be lost and has not been
-        nacked lately. If no CPU makes progress although the rank before has answered on all of
+        nacked lately. If no CPU makes progress although the previous rank has answered on all of
         them, verify what is stored, and nack a few missing chunks without evidence, because the
-        evidence may have been lost. Each call goes on behind the last chunk that was nacked, so
-        that a chunk that nobody can send yet does not block the others.
+        evidence may have been lost. Each call continues behind the last chunk that was nacked, so
+        that a chunk that no rank can send yet does not block the others.
 
         :param still: No CPU has made progress since the last look.
         """
@@ -209,8 +211,8 @@ class Process:
         self.stalls += 1
 
     def probe(self, cpu: int) -> None:
-        """Ask the rank before what it has sent last on a CPU: what does not come before its answer
-        is lost.
+        """Ask the previous rank for the last frame that it sent on a CPU. Whatever has not arrived
+        before the answer is lost.
         """
         memory, config = self.memory, self.memory.config
         memory.flushed &= ~(1 << cpu % 64)
@@ -224,13 +226,13 @@ class Process:
         self._probes += 1
 
     def on_timer(self, now_us: int) -> None:
-        """There has been no progress for so long that all CPUs are probed."""
+        """There has been no progress for so long that it is time to probe all CPUs."""
         self.stall(now_us)
         for cpu in range(self.memory.config.cpus):
             self.probe(cpu)
 
     def moved(self) -> None:
-        """Something has come since the last look."""
+        """Something has arrived since the last look."""
         self.stalls = 0
 
     def _is_done(self, chunk: int) -> bool:
@@ -238,7 +240,7 @@ class Process:
         return seq_of(result) == self.memory.seq and is_done(result)
 
     def _is_complete(self) -> bool:
-        """Has the rank before all results, so that it has sent whatever this rank lacks?"""
+        """Does the previous rank hold all results? Then it has sent whatever this rank lacks."""
         before, seq = self.memory.ranks[self.memory.config.before], self.memory.seq
         return before.verified == seq or (before.seq != 0 and is_before(seq, before.seq))
 

@@ -1,9 +1,9 @@
-"""The ring all-reduce of one rank as a state machine without I/O or clocks.
+"""The ring all-reduce of one rank, as a state machine without I/O or clocks.
 
-Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes
-in, at most one comes out: `Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the
-doorbell. The process beside it is `testbed.protocol.ring.process`. One rank alone needs no ring:
-ranks are 2..32.
+Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. For each
+frame that goes in, at most one comes out: `Rank.on_frame` is the program on the link, `Rank.on_wr`
+the one on the doorbell. The rank's process is in `testbed.protocol.ring.process`. A group has 2 to
+32 ranks, because one rank alone needs no ring.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Rank(Sender):
         """A frame has arrived on the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out
-            on.
-        :returns: The frame that goes out by the same link, if any; the one passed in is not
-            changed. If `nack_due` is set as well, a copy of it comes back by the doorbell, and is
-            given to `on_wr`.
+        :param cpu: The CPU, hence the stream, on which the frame has arrived, and on which it
+            leaves.
+        :returns: The frame that leaves by the same link, if any; the frame passed in is not
+            changed. If `nack_due` is set as well, a copy of the frame returns from the doorbell,
+            and must be passed to `on_wr`.
         """
         work = self.look(frame, now_us, cpu)
         return None if work is None else self.act(work)
 
     def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
-        """The first half of `on_frame`: read all that it needs. None: the frame does not belong to
-        this group.
+        """The first half of `on_frame`: read all that the second half needs. None: the frame does
+        not belong to this group.
         """
         self.nack_due = False
         header = frame.header
@@ -73,7 +73,7 @@ class Rank(Sender):
         return w
 
     def act(self, w: Work) -> Frame | None:
-        """The second half."""
+        """The second half of `on_frame`."""
         out = self._on_frame(w)
         self._note_life(w)
         if self.config.reorder_threshold:
@@ -84,11 +84,12 @@ class Rank(Sender):
         return self._send_due_nack(w)
 
     def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """A copy of a kick has come back: execute the next work request (``ring_execute``).
+        """A copy of a kick has arrived at the doorbell's near end: execute the next work request
+        (``ring_execute``).
 
-        A copy of a frame that has gone on becomes a nack instead.
+        A copy of a frame that left by the link becomes a nack instead.
 
-        :returns: The frame that goes out by the link, if any.
+        :returns: The frame that leaves by the link, if any.
         """
         w = self.look(kick, now_us, cpu)
         if w is None:
@@ -144,8 +145,8 @@ class Rank(Sender):
     def _fits(self, w: Work) -> bool:
         """Does the frame, which has this rank's sequence number, fit this rank's tensor?
 
-        If not, its sender reduces another tensor, or the frame was damaged. Only the former is
-        counted as a bad tensor, because the process draws conclusions from it.
+        If not, its sender reduces another tensor, or the frame was damaged. Only the former counts
+        as a bad tensor, because the process fails the collective then.
         """
         header, tensor = w.frame.header, self._tensor(w.frame.header.seq)
         if (
@@ -159,11 +160,11 @@ class Rank(Sender):
         return False
 
     def _expected(self, w: Work) -> int:
-        """The sum that the payload must have, given the header's seal."""
+        """The sum that the payload must have, given the checksum and the header's seal."""
         return w.frame.header.checksum - frame_seal(w.frame.header) & U64
 
     def _is_sealed(self, w: Work) -> bool:
-        """Verify the seal of a frame whose payload does not count."""
+        """Verify the seal of a frame whose checksum covers the header alone."""
         w.verified = not self._expected(w)
         return w.verified or self._refuse("bad_checksum")
 
@@ -238,7 +239,7 @@ class Rank(Sender):
         return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
     def _on_nack(self, w: Work) -> Frame | None:
-        """A nack from the rank after: retransmit, or pass it on to the owner."""
+        """A nack from the next rank: retransmit, or pass it on to the owner."""
         header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
         chunk, direct = self.chunks[w.index], not header.hop
         asker = header.sender if direct else (header.sender + 1) % config.ranks
@@ -258,8 +259,8 @@ class Rank(Sender):
             return self._send_result(
                 w, asker, header.round, chunk.before[Stage.RESULT] if direct else header.prev
             )
-        # The result cannot get there before it gets here, but the partial sum of a later round may
-        # be missing there.
+        # The result cannot arrive there before it arrives here, but the rank may lack the partial
+        # sum of a later round.
         if direct and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")
         return self._resend_partial(w, mine)
@@ -274,7 +275,7 @@ class Rank(Sender):
         return self._send(w, self._owner(w.index), w.length, 0)
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
-        """Retransmit the partial sum that the rank after lacks."""
+        """Retransmit the partial sum that the next rank lacks."""
         if w.frame.header.seq != w.seq or seq_of(w.reduced) != w.seq:
             return self._drop("not_held")
         self._note_loss(w)
@@ -324,8 +325,7 @@ class Rank(Sender):
             peer.verified = header.seq
 
     def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0, acked: int = 0) -> Frame:
-        """Send a probe or an answer. An answer to the rank after names the last frame of the
-        stream.
+        """Send a probe or an answer. An answer to the next rank names the last frame of the stream.
 
         :param acked: With ``VERIFIED_ACK``, the sequence number that is acknowledged.
         """
@@ -397,11 +397,11 @@ class Rank(Sender):
             if state == ResultState.REFUSED:
                 return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
         if seq_of(chunk.reduced) == w.seq:
-            return self._send_nack(w, 0, Stage.RESULT)  # one of any round will do
+            return self._send_nack(w, 0, Stage.RESULT)  # a result of any round will do
         return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
-        """The process refused the chunk's result of a round."""
+        """The process has refused the chunk's result of a round."""
         header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):
             return self._restart(w, round_ & 0xFF)
@@ -454,11 +454,13 @@ class Rank(Sender):
         return self._on_reduce(w) if self._find_chunk(w) else None
 
     def _reduce(self, w: Work) -> Frame | None:
-        """Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum."""
+        """Reduce-scatter phase, with the input ready: add it. The last rank of the phase has the
+        sum.
+        """
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
         mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
-        # With `origin` the owner restarts a phase that broke further on; the ranks before that
-        # point pass its frames on.
+        # With `origin`, the owner restarts a phase that failed at a later hop, and the ranks before
+        # that hop pass its frames on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64

@@ -1,8 +1,8 @@
 """What a rank sends: partial sums, results, and nacks.
 
 Reference model of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of
-``ring_store.h``. What C does against races with other CPUs comes down to `Work`: what a program has
-read before it acts. A test may let other things happen in between.
+``ring_store.h``. `Work` models the races with other CPUs that the C code guards against: it holds
+what a program has read before it acts, and a test may let other things happen in between.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _MOST_DOUBLINGS = 4
 
 @dataclass(slots=True)
 class Work:
-    """``struct work``: a frame in the hands of a program, and what it has read before it acts.
+    """``struct ring_work``: the frame that a program works on, and what the program has read before
+    it acts.
 
-    :param index: The chunk at hand.
+    :param index: The frame's chunk.
     :param length: Bytes of its payload.
-    :param reduced: Of the chunk, as it was.
-    :param result: Of the chunk, as it was.
-    :param sender: Of the frame that has arrived.
-    :param verified: That frame is what it says, and from whom it says.
+    :param reduced: The chunk's word `reduced`, as read.
+    :param result: The chunk's word `result`, as read.
+    :param sender: The sender of the frame that has arrived.
+    :param verified: Content and sender of that frame have been verified.
     """
 
     frame: Frame
@@ -66,8 +67,8 @@ class Sender(Memory):
     """The part of a rank's programs that makes frames."""
 
     nack_due = False
-    """A nack is due, and the last call has returned a frame: a copy of it comes back to become the
-    nack.
+    """A nack is due, and the last call has returned a frame: a copy of it returns from the doorbell
+    and becomes the nack.
     """
 
     # The state of a chunk.
@@ -83,10 +84,10 @@ class Sender(Memory):
         return (rank - index) % self.config.ranks
 
     def _result_steps(self, index: int, rank: int) -> int:
-        """Hops of a result to a rank, from the rank before the owner, which computes it; to that
-        rank itself a full round.
+        """Hops of a result to a rank, from the rank before the owner, which computes it. To that
+        rank itself it takes a full turn of the ring.
 
-        Only who has refused its own sum gets one from another.
+        That rank receives a result only after it has refused its own.
         """
         return self._steps(index, rank) + 1
 
@@ -122,7 +123,7 @@ class Sender(Memory):
         )
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
-        """Compare and exchange, forward only."""
+        """Compare-and-exchange, only forward."""
         if not is_forward(before, after) or getattr(chunk, name) != before:
             return False
         setattr(chunk, name, after)
@@ -150,8 +151,8 @@ class Sender(Memory):
         header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
 
     def _name_latest(self, w: Work, seq: int) -> None:
-        """Set ``prev`` to the stream's last frame, if that belongs to this collective or to the one
-        before.
+        """Set ``prev`` to the stream's last frame, if that belongs to this collective or the
+        previous one.
         """
         stream, header = self.streams[w.cpu], w.frame.header
         header.prev = NOTHING
@@ -264,7 +265,7 @@ class Sender(Memory):
     def _launch(self, w: Work, round_: int, again: bool) -> Frame | None:
         """Turn the frame into the first hop of one of this rank's chunks.
 
-        :param again: It was sent before.
+        :param again: The chunk has been launched before.
         """
         header, chunk, tensor = w.frame.header, self.chunks[w.index], self._tensor(w.seq)
         w.frame.resize(tensor.length)
@@ -305,7 +306,7 @@ class Sender(Memory):
     def _restart(self, w: Work, round_: int) -> Frame | None:
         """Start an own chunk's reduce-scatter phase over.
 
-        Nobody has saved the partial sum that was lost, or a rank has refused the result of a round.
+        No buffer has the partial sum that was lost, or a rank has refused the result of `round_`.
         """
         chunk = self.chunks[w.index]
         if seq_of(chunk.reduced) == w.seq and chunk.reduced & 0xFF > round_:
@@ -327,7 +328,7 @@ class Sender(Memory):
         """Turn the frame into the result that this rank holds, for a rank that lacks it or refused
         an earlier round.
 
-        :param prev: What the rank before the receiver had sent it before the result.
+        :param prev: The predecessor of the lost frame.
         """
         header, chunk = w.frame.header, self.chunks[w.index]
         hop = self._result_steps(w.index, to)
@@ -354,7 +355,7 @@ class Sender(Memory):
         )
         if slot.owner != mine and seq_of(slot.owner) == w.seq:
             other = slot.owner & U32
-            # If that chunk's result is here, the rank after has received its partial sum.
+            # If that chunk's result is here, the next rank has received its partial sum.
             if seq_of(self.chunks[other].result) != w.seq:
                 self._count("unsaved")
                 return
@@ -368,8 +369,8 @@ class Sender(Memory):
         )
 
     def _send_saved(self, w: Work, round_: int) -> Frame | None:
-        """Turn the frame into the partial sum that this rank has sent, or into a restart nack if it
-        was not saved.
+        """Turn the frame into the partial sum from the retransmit buffer, or into a restart nack if
+        it was not saved.
         """
         slot, mine = (
             self.retransmit[w.index & self.config.retransmit_slots - 1],
@@ -396,7 +397,7 @@ class Sender(Memory):
         return self._send(w, self.config.after, w.length, slot.sum)
 
     def _send_restart(self, w: Work, round_: int) -> Frame:
-        """Ask the owner to start the chunk's reduce-scatter phase over, after a round."""
+        """Make the owner start the chunk's reduce-scatter phase over, after a round."""
         header = w.frame.header
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING
@@ -423,8 +424,8 @@ class Sender(Memory):
         return chunk.attempt & 0xFFFF
 
     def _send(self, w: Work, to: int, length: int, total: int) -> Frame:
-        """Address the frame. Its fields and payload are in place but for the seal; ``total`` is the
-        payload's checksum.
+        """Address the frame. All its fields but the seal, and its payload, are in place; ``total``
+        is the payload's checksum.
         """
         frame, header = w.frame, w.frame.header
         frame.source, frame.destination = self.config.peers[self.config.rank], self.config.peers[to]
@@ -436,7 +437,7 @@ class Sender(Memory):
         return frame
 
     def stream_number(self, cpu: int) -> int:
-        """The number of a CPU's stream in frames."""
+        """The number by which frames name a CPU's stream."""
         return cpu
 
     def _count(self, counter: str, by: int = 1) -> None:
