@@ -175,8 +175,8 @@ class RankState(NamedTuple):
     again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
     early_frames: tuple[tuple[int, Any], ...] = ()
-    #: The process: its phase and its collective; whether it has stalled since something arrived; its
-    #: total.
+    #: The process: its phase and its collective; whether it has stalled since something arrived;
+    #: its total.
     phase: str = "idle"
     turn: int = 0
     stalled: bool = False
