@@ -1,4 +1,4 @@
-"""GroupSpec: what it derives and what it refuses."""
+"""GroupSpec: the values that it derives, and the ones that it refuses."""
 
 import pickle
 from types import SimpleNamespace
