@@ -111,8 +111,8 @@ def unpickle(data: bytes) -> Any:
     """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of
     numbers, CSR matrices.
 
-    A ``defaultdict`` is returned as a dictionary. Memory and time grow only with the length
-    of `data`, however often it refers to one object.
+    A ``defaultdict`` is returned as a dictionary. Memory and time grow only with the length of
+    `data`, however often it refers to one object.
 
     :raises RefusedPickle: The pickle is broken, or names, creates or calls anything else.
     """
