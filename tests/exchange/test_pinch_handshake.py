@@ -237,12 +237,12 @@ def test_only_the_rank_that_dies_while_others_wait_is_named(hosts, faults) -> No
 
 
 def test_a_rank_that_waits_indirectly_for_one_that_is_gone_is_told_so(hosts) -> None:
-    """Rank 2 leaves. Rank 0, which shares no frames with it, has waited for rank 1 for its whole
-    timeout before rank 1 gives up.
+    """Rank 2 closes and is soon gone, because its timeout is short. Rank 0, which shares no frames
+    with it, has waited for rank 1 for its whole timeout before rank 1 gives up.
     """
     graph = chain()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
-    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 3.0), turns=(3, 3, 0), exponent=1)
+    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 0.3), turns=(3, 3, 0), exponent=1)
     first, second = str(found[0][-1]), str(found[1][-1])
     assert (
         "rank 0 (h1): the others have given up as nothing comes from rank 2 (h3) (exchange "
