@@ -37,7 +37,7 @@ every = pytest.mark.parametrize("name", NAMES)
 
 @every
 @pytest.mark.parametrize("words", FAULTS, ids=" ".join)
-def test_aggregates_equal_the_references(
+def test_aggregates_are_those_of_the_reference(
     name: str, words: list[str], fabric: Fabric, workers: Workers, faults: MakeFaults
 ) -> None:
     before = fabric.datapath

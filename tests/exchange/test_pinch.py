@@ -171,9 +171,7 @@ def test_replayed_frames_of_earlier_exchanges_do_no_harm_in_later_ones(hosts, fa
 @pytest.mark.parametrize(
     "words", [(), ("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5")]
 )
-def test_ranks_with_nothing_to_agree_on_need_not_wait_for_each_other(
-    hosts, faults, lanes, words
-) -> None:
+def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> None:
     """Only frames keep them together: some are an exchange ahead of others."""
     graph, form = (
         draw_partitioned(0, 400, 3000, 4, hub=2000),
@@ -199,7 +197,7 @@ def test_ranks_with_nothing_to_agree_on_need_not_wait_for_each_other(
     ("value", "what"),
     [(4.0, "of 2**2 or more, which exponent = 2 leaves out"), (np.nan, "that are not finite")],
 )
-def test_values_beyond_a_known_scale_are_an_error_on_all_ranks(hosts, faults, value, what) -> None:
+def test_values_beyond_a_known_scale(hosts, faults, value, what) -> None:
     """The rank that has them tells the others, which do not wait for it, even if its first message
     is lost.
     """
@@ -253,7 +251,7 @@ def cached(
 @pytest.mark.parametrize(
     ("kind", "words"), [("sum", ()), ("weighted", ("drop p=0.05", "duplicate p=0.05"))]
 )
-def test_a_cache_with_bound_0_changes_no_result(hosts, faults, lanes, kind, words) -> None:
+def test_a_bound_of_0_gives_what_no_cache_gives(hosts, faults, lanes, kind, words) -> None:
     graph = draw_partitioned(0, 500, 4000, 4, hub=1000)
     inputs = moving(graph, 16, 6)
     with hosts.open(graph, 16, kind, lanes, bound=0.0) as exchange:

@@ -113,7 +113,7 @@ def live(
         "drop link=h1->h2 kind=ack seq=3 attempt=0",
     ],
 )
-def test_a_rank_that_closes_leaves_no_other_behind(hosts, faults, words) -> None:
+def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
     """A rank is done while another lacks its last handshake or acknowledgement. The exchange with
     sequence number 2 has no scale yet.
     """
@@ -125,7 +125,7 @@ def test_a_rank_that_closes_leaves_no_other_behind(hosts, faults, words) -> None
     assert all(isinstance(result, np.ndarray) for results in found for result in results), found
 
 
-def test_all_ranks_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
+def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
     """This includes a rank for which the handshake was lost of one that has raised its error and
     closed.
     """
@@ -153,7 +153,7 @@ def test_ranks_that_share_no_frames_do_not_wait_for_each_other(hosts) -> None:
 
 
 @pytest.mark.parametrize("words", HANDSHAKES)
-def test_handshakes_may_be_lost_delayed_and_duplicated(hosts, faults, words) -> None:
+def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
     """With scales that change, so that ranks enter exchanges twice."""
     graph = draw_partitioned(1, 200, 1500, 3, hub=1200)
     x = embeddings(0, graph, 8) / np.float32(4096)
@@ -212,7 +212,7 @@ def aggregate_or_compute(
     return aggregate_in(context, number, inputs)
 
 
-def test_only_the_rank_that_dies_while_others_wait_is_named(hosts, faults) -> None:
+def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> None:
     """It has answered for a while that it is up. Another rank that also waits for it, and has
     therefore sent nothing, is not to blame.
     """

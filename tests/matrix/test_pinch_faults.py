@@ -153,7 +153,7 @@ def aggregate_and_part_in(context, number, inputs):
 
 @pytest.mark.parametrize("event", ["link-down", "pause"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_a_rank_that_was_cut_off_gets_its_results_from_those_that_close(
+def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
     fabric, workers, faults, assert_nothing_left, event
 ):
     """All ranks close at once. Soon after the others are done, h3 is cut off for three seconds, and

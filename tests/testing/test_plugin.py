@@ -80,7 +80,7 @@ def test_markers_add_up(fabric):
 
 @pytest.mark.fabric(hosts=3)
 @pytest.mark.group(lanes="int16", timeout=1.0)
-def test_a_group_can_be_formed_again_without_a_host_that_died(fabric, group, faults):
+def test_a_group_is_formed_anew_without_a_host_that_died(fabric, group, faults):
     inputs = [np.full(20_000, rank, np.float32) for rank in range(3)]
     assert_exact(group.all_reduce(inputs), inputs, "int16")
     assert all(sent.packets > 0 for sent in group.counters())
