@@ -1,8 +1,8 @@
 """What all tests share: skips with the doctor's messages, and the check that a session leaves
 nothing behind.
 
-``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what
-would be a skip is a failure then, so that a machine known to be able cannot pass by skipping.
+``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: a skip
+is then a failure, so that a machine known to have them cannot pass by skipping.
 """
 
 import json
@@ -19,13 +19,13 @@ from hypothesis import settings
 from testbed.probes import PROBES, TIERS, Level, find, lacking
 
 REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}
-SESSION = "TESTBED_TEST_SESSION"  # in the environment of every process that a session starts
+SESSION = "TESTBED_TEST_SESSION"  # in the environment of all processes of a session
 STATE = Path("/run/testbed")
-GRACE = 5.0  # seconds for what ends by itself, such as devices of a namespace that has just gone
+GRACE = 5.0  # seconds for what disappears by itself, such as devices of a deleted namespace
 
-# A busy machine is no failure: whole tests have their deadline (pytest-timeout), single examples
-# none. No database of failures either: any user may run the pure tests, also where they may not
-# write.
+# A busy machine is no failure: whole tests have a deadline (pytest-timeout), single examples have
+# none. There is no database of failures either, because any user may run the pure tests, even
+# without permission to write.
 settings.register_profile("testbed", deadline=None, database=None, print_blob=True)
 settings.load_profile("testbed")
 
@@ -37,7 +37,7 @@ def pytest_configure() -> None:
             f"TESTBED_REQUIRE: unknown {', '.join(sorted(unknown))}; allowed: {allowed}"
         )
     os.environ[SESSION] = str(uuid.uuid4())
-    # A shell's background job is born ignoring SIGINT, and so are its children, which tests
+    # A shell's background job starts with SIGINT ignored, and so do its children, which tests
     # interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many states explorations have visited, and what mutants have come to."""
+    """Report how many states explorations have visited, and how mutants were detected."""
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name == "explored":
@@ -64,8 +64,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def absent(what: str, findings: list[str]) -> None:
-    """Skip the test for what the probes found missing, or fail it where this session
-    must run it.
+    """Skip the test if the probes found that something is missing, or fail it if this session must
+    run it.
     """
     if findings and what in REQUIRED:
         pytest.fail(f"TESTBED_REQUIRE has {what}, but " + "; ".join(findings), pytrace=False)
@@ -76,7 +76,7 @@ def absent(what: str, findings: list[str]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compare the machine before and after a session that builds networks."""
-    kept = request.config.getoption("keep", False)  # a fabric is meant to stay
+    kept = request.config.getoption("keep", False)  # a fabric may stay on purpose
     if kept or not any(item.get_closest_marker("net") for item in request.session.items):
         yield
         return
@@ -103,9 +103,7 @@ def traces() -> set[str]:
 
 
 def foreign(state: Path) -> bool:
-    """Tell whether a state file belongs to a live testbed that someone else runs on
-    this machine.
-    """
+    """Whether a state file belongs to a live testbed that someone else runs on this machine."""
     try:
         controller = json.loads(state.read_text())["controller"]["pid"]
     except (FileNotFoundError, ValueError, KeyError):
@@ -115,12 +113,12 @@ def foreign(state: Path) -> bool:
 
 
 def started_here(pid: int) -> bool:
-    """Tell whether this session started a process, at whatever remove."""
+    """Whether this session started a process, directly or indirectly."""
     return f"{SESSION}={os.environ[SESSION]}" in proc(pid, "environ").split()
 
 
 def proc(pid: int, file: str) -> str:
-    """Return a list that the kernel keeps of a process, by blanks; empty for one that has ended."""
+    """Return a file of a process in /proc, split at blanks; empty for a process that has ended."""
     try:
         return (
             Path(f"/proc/{pid}/{file}")

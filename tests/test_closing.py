@@ -1,4 +1,4 @@
-"""The base class of objects that close themselves."""
+"""The base classes of objects that release their resources."""
 
 from contextlib import ExitStack, suppress
 
@@ -14,7 +14,7 @@ class Door(Closing):
         self.closed += 1
 
 
-def test_it_closes_itself_also_after_an_error() -> None:
+def test_an_object_closes_itself_even_after_an_error() -> None:
     with Door() as door:
         assert door.closed == 0
     assert door.closed == 1
@@ -23,13 +23,13 @@ def test_it_closes_itself_also_after_an_error() -> None:
     assert door.closed == 2
 
 
-def test_what_cannot_close_is_none() -> None:
+def test_a_class_without_close_cannot_be_used() -> None:
     with pytest.raises(TypeError, match="close"):
         type("Open", (Closing,), {})()
 
 
 class Pair(Stacked):
-    """Two resources, of which the second may not open."""
+    """Two resources, the second of which may fail to open."""
 
     def __init__(self, events: list[str], opens: bool = True) -> None:
         self.events, self.opens = events, opens
@@ -51,7 +51,7 @@ def test_resources_are_released_in_reverse_order_whether_or_not_there_was_an_err
         assert events == ["entered", "second released", "first released"]
 
 
-def test_what_is_open_is_released_if_the_rest_cannot_be_opened() -> None:
+def test_open_resources_are_released_if_the_rest_cannot_be_opened() -> None:
     events: list[str] = []
     with pytest.raises(OSError, match="second"), Pair(events, opens=False):
         pytest.fail("it was entered")

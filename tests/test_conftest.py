@@ -1,4 +1,4 @@
-"""The test suite's own rules, tried on small suites in a pytest of their own."""
+"""The test suite's own rules, tested on small suites that run in a separate pytest."""
 
 import os
 import subprocess
@@ -80,7 +80,7 @@ def public_path(tmp_path: Path) -> Path:
     for parent in (
         tmp_path,
         *tmp_path.parents[:3],
-    ):  # with workers of pytest-xdist there is one level more
+    ):  # with workers of pytest-xdist there is one more level
         if parent.owner() == tmp_path.owner() and parent != Path(tempfile.gettempdir()):
             parent.chmod(0o755)
     return tmp_path

@@ -27,7 +27,7 @@ SCENARIOS = Path(__file__).parents[1] / "scenarios"
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 1 MiB left."""
+    """A machine with 1 MiB of free memory."""
     monkeypatch.setattr(estimates, "free_memory", lambda: 1 << 20)
 
 
@@ -51,7 +51,7 @@ def test_a_share_of_what_is_available_is_allowed(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> None:
+def test_keys_that_are_in_range_but_together_too_large_are_refused(tmp_path: Path) -> None:
     large = {"dataset": {"name": "synthetic", "scale": 22, "edge_factor": 64, "feature_dim": 8192}}
     keys = r"dataset\.scale = 22, dataset\.edge_factor = 64, dataset\.feature_dim = 8192"
     for tables in (large, {**large, "exchange": {}}):
@@ -101,7 +101,7 @@ def test_shipped_scenarios_fit_into_a_small_machine(
 
 
 @pytest.mark.usefixtures("little")
-def test_estimates_are_made_wherever_a_graph_is() -> None:
+def test_every_graph_is_estimated_before_it_is_made() -> None:
     with pytest.raises(
         SpecError, match=r"dataset\.scale = 10, dataset\.edge_factor = 8, .*: needs about"
     ):
@@ -156,7 +156,7 @@ def test_the_first_vertices_of_a_drawn_graph_have_most_edges() -> None:
         assert counts[0] / len(ends) == pytest.approx(crowding(16), rel=0.02)
 
 
-ALONE = {"backends": ["gloo"]}  # a model per backend is kept
+ALONE = {"backends": ["gloo"]}  # because one model is kept per backend
 MEASURED = """
 import json, os, sys
 from pathlib import Path
@@ -260,7 +260,7 @@ def test_estimates_are_near_what_is_measured(
     tmp_path: Path, kind: str, tables: dict[str, dict[str, Any]]
 ) -> None:
     tables = {**tables, "dataset": {"name": "synthetic", **tables["dataset"]}}
-    # A malloc that gives memory back at once: what was freed is not taken for used.
+    # Make malloc return memory at once, so that freed memory does not count as used.
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -275,5 +275,5 @@ def test_estimates_are_near_what_is_measured(
         f"{kind}: estimated {estimated >> 20} MiB, measured {measured >> 20} MiB,"
         f" {estimated / measured:.2f}"
     )
-    assert measured > 32 << 20  # else noise
+    assert measured > 32 << 20  # less would be noise
     assert 1 <= estimated / measured <= 3

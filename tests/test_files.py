@@ -1,4 +1,4 @@
-"""Files that a user names: regular ones, and not too large."""
+"""Files named by a user must be regular, and not too large."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ def make_socket(path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "a character device"),
     ],
 )
-@pytest.mark.timeout(20)  # a FIFO that nobody writes would be waited for
+@pytest.mark.timeout(20)  # reading a FIFO without a writer would block
 def test_other_kinds_are_named(tmp_path: Path, make, kind: str) -> None:
     make(tmp_path / "it")
     with pytest.raises(SpecError) as refused:
@@ -43,7 +43,7 @@ def test_other_kinds_are_named(tmp_path: Path, make, kind: str) -> None:
 
 
 def test_files_of_the_kernel_are_not_read() -> None:
-    """They look regular; what is read from some, such as kmsg, nobody else can read any more."""
+    """They look like regular files, but some, such as kmsg, can be read only once."""
     assert read_regular(Path("/proc/version"), 4) == b""
 
 

@@ -65,8 +65,8 @@ SHARED_NAMES = {
     "train": "training of one rank",
     "workload": "what a scenario trains or runs",
 }
-"""File names that several rooms use, with their one meaning. Commands have the names that users
-type, so files of `cli` are apart.
+"""File names that several packages use, each with a single meaning. Files of `cli` are exempt,
+because commands have the names that users type.
 """
 
 
@@ -87,9 +87,9 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imports(path: Path, types: bool = True) -> Iterator[str]:
-    """Modules of the package that a file imports, wherever in it.
+    """The project's modules that a file imports, anywhere in it.
 
-    :param types: Whether imports that are only for annotations count.
+    :param types: Whether imports for annotations only count.
     """
     tree = ast.parse(path.read_text())
     if not types:
@@ -108,12 +108,12 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_every_room_has_its_floor() -> None:
+def test_every_package_has_its_layer() -> None:
     assert {room_of(module) for module in MODULES} - {"", "__main__"} == set(FLOORS)
 
 
 @pytest.mark.parametrize("room", FLOORS)
-def test_no_room_imports_one_above(room: str) -> None:
+def test_no_package_imports_one_above(room: str) -> None:
     below = FLOORS[: FLOORS.index(room) + 1]
     upward = [
         f"{module} imports {found}"
@@ -133,14 +133,16 @@ def test_no_modules_import_each_other() -> None:
     for (
         module,
         path,
-    ) in MODULES.items():  # a package takes names from its own modules, and they from one another
+    ) in (
+        MODULES.items()
+    ):  # a package imports names from its own modules, and these from one another
         if path.name == "__init__.py":
             graph[module] = {found for found in graph[module] if not found.startswith(f"{module}.")}
     TopologicalSorter(graph).prepare()
 
 
 def test_files_of_one_name_are_about_one_thing() -> None:
-    """A name that comes to be used twice is another file's, or it stands in `SHARED_NAMES`."""
+    """A file name that is used twice must be changed, or listed in `SHARED_NAMES`."""
     paths = [path for path in MODULES.values() if room_of(module_of(path)) != "cli"]
     paths += (ROOT / "analysis").rglob("*.py")
     names = Counter(path.stem for path in paths if not path.stem.startswith("__"))
@@ -148,7 +150,7 @@ def test_files_of_one_name_are_about_one_thing() -> None:
 
 
 def test_tests_import_no_tests() -> None:
-    """What several of them need is in ``tests.support``."""
+    """Code that several of them need is in ``tests.support``."""
     found = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in sorted((ROOT / "tests").rglob("*.py"))

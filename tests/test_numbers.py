@@ -21,7 +21,7 @@ def test_whole_numbers(text, number):
     "text",
     ["", " 1", "1 ", "1_0", "1.0", "1e3", "0x10", "nan", "inf", "٣", "--1", "9" * 65, DIGITS],
 )
-def test_what_is_no_whole_number(text):
+def test_other_values_are_no_whole_numbers(text):
     assert read_whole(text) is None
 
 
@@ -36,11 +36,11 @@ def test_finite_numbers(text, number):
     "text",
     ["", ".", "e5", "nan", "inf", "-inf", "Infinity", "1e309", "1_0.5", "0x1p3", "٣", DIGITS],
 )
-def test_what_is_no_finite_number(text):
+def test_other_values_are_no_finite_numbers(text):
     assert read_real(text) is None
 
 
-def test_bounds_are_told():
+def test_errors_name_the_bounds():
     assert Whole(1, 32)("32") == Whole(1, 32)(32) == 32
     assert Real(0, 1)("0.5") == Real(0, 1)(0.5) == 0.5
     for call, text in [
@@ -77,7 +77,7 @@ def test_several():
         assert str(refused.value) == text
 
 
-def test_long_values_are_cut():
+def test_long_values_are_truncated_in_errors():
     assert cut("x" * 80) == "x" * 80
     assert cut("x" * 81) == "x" * 77 + "..."
     assert shown("a\nb") == r"'a\nb'"

@@ -1,6 +1,4 @@
-"""Plans: golden files, forwarding that arrives by a shortest path, the exact text of
-every error.
-"""
+"""Plans: golden files, forwarding on shortest paths, the exact text of every error."""
 
 import json
 from collections import deque
@@ -46,7 +44,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_is_its_golden_file(name: str) -> None:
+def test_a_plan_equals_its_golden_file(name: str) -> None:
     # To make one anew: python -c 'from tests.test_plan import *; write_golden_files()'
     plan = plan_fabric(**PLANS[name], queues=2)
     golden = json.loads((GOLDEN / f"plan-{name}.json").read_text())
@@ -73,7 +71,7 @@ def test_jumbo_frames_need_the_bridge() -> None:
     assert plan_fabric(mtu=9000, switch="bridge").mtu == 9000
 
 
-def test_names_that_are_not_there_are_errors() -> None:
+def test_unknown_names_are_errors() -> None:
     plan = plan_fabric("ring", 2)
     with pytest.raises(SpecError, match="host: 'h3' is not in this fabric; hosts are h1, h2"):
         plan.host("h3")
@@ -109,7 +107,7 @@ def test_frames_arrive_by_a_shortest_path(plan: FabricPlan) -> None:
 
 
 def distances(plan: FabricPlan, start: str) -> dict[str, int]:
-    """Hops from every switch to ``start``, from the links alone."""
+    """Hops from every switch to ``start``, computed from the links only."""
     neighbours: dict[str, set[str]] = {switch.name: set() for switch in plan.switches}
     for link in plan.links:
         if link.a in neighbours and link.b in neighbours:
@@ -144,7 +142,7 @@ def test_a_plan_is_sound(plan: FabricPlan) -> None:
     assert FabricPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
-def test_equal_paths_are_shared_out() -> None:
+def test_destinations_are_spread_over_equal_paths() -> None:
     leaf = plan_fabric("leaf-spine", 32, k=2).switch("leaf1")
     uplinks = {port for mac, port in leaf.forwarding.items() if int(mac[-2:], 16) > 16}
     assert len(uplinks) == 2

@@ -13,15 +13,15 @@ from testbed.kernel.compile import sources
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_bpf_states_its_licence() -> None:
-    """The kernel lends some helpers only to programs under a licence compatible with GPL-2.0."""
+def test_every_bpf_program_states_its_licence() -> None:
+    """The kernel offers some helpers only to programs with a licence compatible with GPL-2.0."""
     first = {path: path.read_text().partition("\n")[0] for path in (ROOT / "bpf").rglob("*.[ch]")}
     assert [path for path, line in first.items() if "SPDX-License-Identifier: " not in line] == []
 
 
 @pytest.mark.parametrize("name", sources())
 def test_bpf_compiles(name: str) -> None:
-    """Also with warnings as errors, as the kernel layer's flags say."""
+    """With warnings as errors, because of the kernel layer's flags."""
     assert compile_bpf(name).read_bytes()[:4] == b"\x7fELF"
 
 
@@ -48,7 +48,7 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_readme_names_real_files() -> None:
-    """Every path in back quotes that begins with one of the project's folders is there."""
+    """Every path in back quotes that starts with one of the project's folders exists."""
     tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"runs", "build"}
     quoted = re.findall(r"`([\w./-]+)`", (ROOT / "README.md").read_text())
     named = [name for name in quoted if "/" in name and name.split("/")[0] in tops]
@@ -56,9 +56,9 @@ def test_readme_names_real_files() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_apt_list_is_read_as_it_is_meant(tmp_path: Path) -> None:
-    """What is installed under any of its alternatives is not asked for: no output, no root, no
-    network.
+def test_the_list_of_apt_packages_is_read_as_intended(tmp_path: Path) -> None:
+    """A package that is installed under one of its alternative names is not installed again: no
+    output, no root, no network.
     """
     packages = tmp_path / "packages.apt"
     packages.write_text(

@@ -1,5 +1,5 @@
-"""Names: the testbed's own, installed packages', and any object's ``module:attribute``; for others,
-the error is one line.
+"""Names: those of the testbed, those of installed packages, and any object's ``module:attribute``;
+for all others, the error is one line.
 """
 
 from importlib.metadata import EntryPoint
@@ -42,14 +42,14 @@ def test_every_name_has_its_object(registry: Registry[object]) -> None:
 @pytest.mark.parametrize(
     ("registry", "base"), [(BACKENDS, Backend), (EXCHANGES, Exchange)], ids=["backend", "exchange"]
 )
-def test_an_entry_says_what_its_class_does(registry: Registry[Entry], base: type) -> None:
+def test_a_registered_class_has_a_description(registry: Registry[Entry], base: type) -> None:
     for name, entry in registry.items():
         found = load(entry.path)
         assert issubclass(found, base)
         assert (found.name, found.needs) == (name, entry.needs)
 
 
-def test_what_is_not_asked_for_is_not_imported() -> None:
+def test_only_requested_modules_are_imported() -> None:
     registry = paths({"here": Path("/"), "there": "no_such_module:PATH"})
     assert list(registry) == ["here", "there"]
     assert registry["here"] == Path("/")
@@ -80,7 +80,7 @@ def test_the_order_of_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
         (":sep", "path :sep: cannot be loaded: Empty module name"),
     ],
 )
-def test_what_is_of_another_kind(name: str, text: str) -> None:
+def test_objects_of_another_kind_are_refused(name: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
         paths({})[name]
     assert str(caught.value) == text

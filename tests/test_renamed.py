@@ -1,5 +1,5 @@
-"""Former names of options are refused, with the present one in one line, wherever an option can be
-named.
+"""Former names of options are refused with one line that gives the present name, wherever an option
+can be named.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ class Knobs(Table):
     backends: int = 1
 
 
-def test_a_name_keeps_its_spelling() -> None:
+def test_the_present_name_is_spelled_like_the_former() -> None:
     assert [renamed(name) for name in ("transports", "--transports", "--hosts", "")] == [
         "backends",
         "--backends",

@@ -1,5 +1,5 @@
 """The package as others install it: a wheel in a fresh virtual environment, used from an empty
-folder. All paths contain a space, including that of the temporary folder.
+folder. All paths contain a space, even that of the temporary folder.
 """
 
 import os
@@ -28,12 +28,12 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Run a command of the fresh environment, which borrows nothing but the packages that the
-    project requires.
+    """Run a command in the fresh environment, which shares only the packages that the project
+    requires.
     """
     folder = tmp_path_factory.mktemp("a wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    source = folder / "source"  # setuptools leaves a build folder where it builds
+    source = folder / "source"  # setuptools leaves a build folder in the source folder
     tracked = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"],
         check=True,

@@ -1,5 +1,5 @@
-"""What runs in the ranks' workers for benches of exchanges: inputs, the reference, turns of timed
-iterations.
+"""The part of benches of exchanges that runs in the ranks' workers: inputs, the reference, turns of
+timed iterations.
 """
 
 import gc
@@ -32,14 +32,14 @@ __all__ = [
 
 LARGEST = 100  # magnitude of a value
 TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
-"""A summand; of 16 bits, half a step and a bit. Values are whole numbers, so one too many or too
-few is off by 1 at least.
+"""Tolerance per summand; with 16 bits, slightly more than half a step. Values are whole numbers, so
+a sum with one summand too many or too few is off by at least 1.
 """
 
 
 @dataclass
 class Work:
-    """A rank's inputs, the same for all exchanges: two that alternate, so that a stale result is
+    """A rank's inputs, the same for all exchanges: two alternate, so that a stale result is
     wrong.
     """
 
@@ -62,8 +62,8 @@ class Benches(dict[str, Bench]):
 
 
 def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
-    """Make embeddings: whole numbers from 1 to 100 of either sign, each a function of seed, vertex
-    and place alone.
+    """Make embeddings: whole numbers from 1 to 100 of either sign, each determined by seed, vertex
+    and position.
     """
     mixed: NDArray[np.uint64] = np.empty((len(vertices), dim), np.uint64)
     mixed[:] = (
@@ -81,7 +81,7 @@ def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
 
 
 def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int, lanes: Lanes) -> None:
-    """Make a rank's inputs, and what it must get."""
+    """Make a rank's inputs, and the results that it must get."""
     x = make_rows(seed, halo.owned, dim)
     received = make_rows(seed, np.concatenate(halo.sources), dim).astype(np.float64)
     shape = halo.num_owned, halo.num_halo
@@ -101,17 +101,17 @@ def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: st
 
 
 def close_rank(context: WorkerContext, name: str) -> None:
-    """Close an exchange, if it is open, and let go of its memory; another may be opened by the same
-    name.
+    """Close an exchange, if it is open, and release its memory; another one may then be opened
+    under the same name.
     """
     if bench := context.state(Benches).pop(name, None):
         bench.exchange.close()
 
 
 def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) -> Turn:
-    """Do a turn: exchanges from a common start, into an array that holds nothing.
+    """Run a turn: exchanges with a common start, into an array without earlier results.
 
-    :param warmup: Exchanges before the first that counts.
+    :param warmup: Exchanges before the first timed one.
     """
     bench = context.state(Benches)[name]
     work = context.get(Work)
@@ -132,12 +132,12 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) ->
                 starts.append(clock())
                 aggregate(x, work.out)
                 ends.append(clock())
-            barrier.wait()  # what the last to finish has sent is counted
+            barrier.wait()  # so that everything the slowest rank sends is counted
             sent = bench.exchange.counters() - before
     finally:
         gc.enable()
     exact = work.exact if iterations % 2 else -work.exact
-    # Not "error > tolerance": a NaN is wrong, too.
+    # Not "error > tolerance", because a NaN is wrong, too.
     wrong = int(np.count_nonzero(~(np.abs(work.out - exact) <= work.tolerance)))
     return Turn(tuple(starts[warmup:]), tuple(ends[warmup:]), sent, wrong)
 

@@ -1,5 +1,5 @@
-"""Exchanges measured in turns on one fabric: what ``testbed bench broadcast`` and ``testbed bench
-aggregate`` share.
+"""Measure exchanges in turns on one fabric: the common part of ``testbed bench broadcast`` and
+``testbed bench aggregate``.
 """
 
 import logging
@@ -33,18 +33,18 @@ __all__ = ["Case", "Measured", "Options", "Session"]
 
 logger = logging.getLogger(__name__)
 
-MAX_TURNS = 5  # into which each exchange's iterations of a case are cut
+MAX_TURNS = 5  # into which the iterations of an exchange in a case are split
 TURN_TIMEOUT = 300.0  # seconds
 
 
 @dataclass(frozen=True)
 class Options:
-    """What all benches of exchanges need to know.
+    """The options that all benches of exchanges share.
 
-    :param exchanges: Names out of `EXCHANGES`.
+    :param exchanges: Names in `EXCHANGES`.
     :param iterations: Timed exchanges of each name and case.
-    :param warmup: Untimed ones before each turn.
-    :param terms: Of all exchanges.
+    :param warmup: Untimed exchanges before each turn.
+    :param terms: The terms of all exchanges.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -71,7 +71,7 @@ class Options:
 
     @property
     def turns(self) -> list[int]:
-        """Iterations of each turn: as equal as can be."""
+        """The iterations of each turn, as equal as possible."""
         turns = min(self.iterations, MAX_TURNS)
         return [
             self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)
@@ -79,7 +79,7 @@ class Options:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What each row of the JSON file repeats."""
+        """The columns that each row of the JSON file repeats."""
         fabric = self.plan.summary()
         kept = {key: fabric[key] for key in ("mtu", "offload", "topology")}
         return {**kept, **self.terms.model_dump(), "seed": self.seed}
@@ -87,10 +87,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Case:
-    """What is exchanged: `halos`, one per rank, on as many of the first hosts; `dim` elements per
-    embedding; `words` says it.
+    """What is exchanged: `halos`, one per rank, on the first hosts; `dim` elements per embedding;
+    `words` is its description.
 
-    :param exponent: Of `ExchangeSpec`: known beforehand, or None.
+    :param exponent: `ExchangeSpec`'s: the exponent if it is known beforehand, or None.
     """
 
     words: str
@@ -103,13 +103,12 @@ class Case:
 class Measured:
     """One exchange in one case; times in seconds, by iteration.
 
-    :param times: From when the first rank that sends has begun until the last one that receives has
-        its aggregates.
-    :param send_times: From when the first rank that sends has begun until the last of them is done.
-    :param wrong: Elements of the turns' last results that are not what they must be.
-    :param sent: By all ranks, in all iterations.
-    :param send_syscalls: Of one exchange, mean over the ranks that send; None: not counted.
-    :param receive_syscalls: The same of those that receive.
+    :param times: From the start of the first sender until the last receiver has its aggregates.
+    :param send_times: From the start of the first sender until the last sender is done.
+    :param wrong: Number of wrong elements in the last results of the turns.
+    :param sent: What all ranks have sent, in all iterations.
+    :param send_syscalls: System calls of one exchange, mean over the senders; None: not counted.
+    :param receive_syscalls: The same for the receivers.
     """
 
     exchange: str
@@ -126,7 +125,7 @@ class Measured:
         return float(np.median(self.times))
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns that JSON rows of all benches have; counts are those of one exchange."""
+        """The columns that the JSON rows of all benches have; counts are per exchange."""
         count = len(self.times)
         return {
             "exchange": self.exchange,
@@ -149,7 +148,7 @@ class Measured:
 def combine(
     case: Case, name: str, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
 ) -> Measured:
-    """Combine the turns of all ranks, by turn, then by rank."""
+    """Combine the turns of all ranks, indexed by turn, then by rank."""
     senders = [halo.rank for halo in case.halos if any(map(len, halo.sends))]
     receivers = [halo.rank for halo in case.halos if halo.num_halo]
     times, send_times = [], []
@@ -200,9 +199,10 @@ class Session(Stacked):
     def run(
         self, case: Case, progress: Callable[[str], None] = lambda text: None
     ) -> Iterator[Measured]:
-        """Measure a case: exchanges take turns, so that a drift of the machine affects all alike.
+        """Measure a case: exchanges take turns, so that drift of the machine affects all of them
+        equally.
 
-        :param progress: Told what is going on.
+        :param progress: Called with a description of each step.
         """
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
@@ -267,8 +267,8 @@ class Session(Stacked):
     ) -> list[Any]:
         """Call a function in the first hosts' workers, one per call.
 
-        :raises Exception: What a rank has raised; a mistake of the program's own before what others
-            then met, and last who only heard of a failure.
+        :raises Exception: What a rank has raised: preferably a bug in the program, then an error
+            that a rank met itself, and only then one that a rank was told about.
         """
         by_worker = dict(zip(self._fabric.hosts, arguments, strict=False))
         answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")

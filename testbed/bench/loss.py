@@ -32,7 +32,7 @@ __all__ = ["VARIANTS", "Options", "Session"]
 
 logger = logging.getLogger(__name__)
 
-#: What is measured, by the name in the table: the backend, and the terms that make the variant.
+#: The variants by their names in the table: the backend, and the terms that define the variant.
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "xdp-ring/upstream": ("xdp-ring", {"recovery": "upstream"}),
     "xdp-ring/origin": ("xdp-ring", {"recovery": "origin"}),
@@ -41,10 +41,9 @@ VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gloo": ("gloo", {}),
 }
 
-MAX_TURNS = 4  # into which each variant's iterations at a rate of loss are cut
-TRACED = 3  # all-reduces in which the ring's recoveries are looked for
-# seconds for an all-reduce that was given up to end, though links lose nothing any more: TCP has
-# backed off
+MAX_TURNS = 4  # into which a variant's iterations at a rate of loss are split
+TRACED = 3  # all-reduces in which the ring's recoveries are traced
+# seconds for an abandoned all-reduce to end after losses have stopped, because TCP has backed off
 SETTLING = 180.0
 
 
@@ -53,12 +52,11 @@ class Options:
     """What is measured, and how.
 
     :param plan: The fabric.
-    :param variants: Names out of `VARIANTS`.
+    :param variants: Names in `VARIANTS`.
     :param size: Bytes of the tensor.
-    :param losses: Shares of frames that are dropped, 0..1; 0 is measured, whether or not it is
-        among them.
+    :param losses: Shares of frames that are dropped, 0..1; 0 is always measured.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
-    :param budget: Seconds that these may take together, 1 to 600.
+    :param budget: Seconds for all of these together, 1 to 600.
     :param collective: The options of all variants, except those that `VARIANTS` sets.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
@@ -146,12 +144,12 @@ class Session(Stacked):
         }
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Cell]:
-        """Measure: yields the cells of a rate of loss when it is done, those without the fault
-        engine first.
+        """Measure: yields the cells of each rate of loss when it is done, starting with those
+        without the fault engine.
 
-        Variants take turns at each rate, so that a drift of the machine meets all alike.
+        Variants take turns at each rate, so that drift of the machine affects all of them equally.
 
-        :param progress: Told what is going on.
+        :param progress: Called with a description of each step.
         """
         options = self.options
         for loss in options.rates:
@@ -172,7 +170,7 @@ class Session(Stacked):
                 yield self._cell(name, cell, loss)
 
     def _turn(self, name: str, cell: _Progress, loss: float | None, count: int, turn: int) -> None:
-        """Do some iterations, or as many as fit into what the budget has left."""
+        """Run some iterations, or as many as fit into the rest of the budget."""
         self._ready(name)
         with ExitStack() as stack:
             injector = None
@@ -186,7 +184,7 @@ class Session(Stacked):
             self._shut(name)
 
     def _iterate(self, name: str, cell: _Progress, count: int, injector: Injector | None) -> None:
-        # The first is not counted: senders have to learn what the links are like.
+        # The first one is not counted: senders have to adapt to the links.
         for number in range(count + 1):
             started, before = time.monotonic(), _lost(injector)
             try:
@@ -206,7 +204,9 @@ class Session(Stacked):
                 return
 
     def _trace(self, name: str, cell: _Progress, loss: float) -> None:
-        """Find out how long losses last; untimed, since logging every frame takes time."""
+        """Measure how long recoveries take; iterations are untimed, because logging every frame
+        takes time.
+        """
         self._ready(name)
         rules = [Drop.model_validate({"p": loss})]
         broken = False
@@ -243,7 +243,7 @@ class Session(Stacked):
         )
 
     def _ready(self, name: str) -> None:
-        """Set the links to what a variant needs, and open it unless it is."""
+        """Configure the links for a variant, and open it unless it is open."""
         backend, terms = VARIANTS[name]
         needs = BACKENDS[backend].needs
         if self._fabric.datapath != needs:
@@ -273,7 +273,7 @@ class Session(Stacked):
         self._open.add(name)
 
     def _shut(self, name: str) -> None:
-        """Close a variant that has failed; where it is still busy, it ends now that nothing is lost
+        """Close a variant that has failed; if it is still busy, it ends now that nothing is lost
         any more.
         """
         self._open.discard(name)
@@ -295,8 +295,8 @@ class Session(Stacked):
         arguments: Sequence[Mapping[str, Any]],
         timeout: float = SETTLING,
     ) -> list[Any]:
-        """Call a function in all ranks' workers; a rank that only heard of another's failure has
-        nothing to tell.
+        """Call a function in all ranks' workers; the error of a rank that was only told of
+        another's failure is raised only if there is no other.
         """
         by_worker = dict(zip(self._fabric.hosts, arguments, strict=True))
         answers = self._workers.call_all(function, by_worker, timeout=timeout, errors="return")

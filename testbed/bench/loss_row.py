@@ -1,5 +1,5 @@
-"""One cell of ``testbed bench faults``: a backend at a rate of loss, and what follows from it.
-Pure.
+"""One cell of ``testbed bench faults``: a backend at a rate of loss, and the figures derived from
+it. Pure.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ _CARRIERS = (KINDS["reduce"], KINDS["result"])
 class Cell:
     """What was measured.
 
-    :param backend: With what tells its variants apart, such as ``xdp-ring/origin``.
+    :param backend: The backend and its variant, such as ``xdp-ring/origin``.
     :param size: Bytes of the tensor.
-    :param loss: Share of frames that are dropped, 0..1; None: no fault engine is attached, which
-        itself takes time per frame.
-    :param times: Of iterations, seconds.
-    :param sent: By all ranks, in all iterations.
+    :param loss: Share of frames that are dropped, 0..1; None: the fault engine, which takes time
+        per frame, is not attached.
+    :param times: Times of the iterations, seconds.
+    :param sent: What all ranks have sent, in all iterations.
     :param lost: Frames that were dropped in all iterations.
-    :param recoveries: Seconds from a loss until what was lost had come; see `recovery_times`. Empty
-        where not measured.
+    :param recoveries: Seconds from a loss until the lost data arrived; see `recovery_times`. Empty
+        if not measured.
     :param wrong: Elements of results whose error exceeds the backend's bound.
-    :param failure: Why there are fewer iterations than asked for; None: there are not.
+    :param failure: Why there are fewer iterations than requested; None if there are not.
     """
 
     backend: str
@@ -47,17 +47,17 @@ class Cell:
 
     @property
     def median(self) -> float | None:
-        """Median time of an iteration, seconds; None without any."""
+        """Median time of an iteration, seconds; None without iterations."""
         return float(np.median(self.times)) if self.times else None
 
     @property
     def goodput(self) -> float | None:
-        """Bytes of the tensor over the median time."""
+        """Bytes of the tensor divided by the median time."""
         return None if self.median is None else self.size / self.median
 
     @property
     def wire_bytes(self) -> float | None:
-        """Bytes on the wire of one iteration, of all ranks."""
+        """Bytes on the wire in one iteration, over all ranks."""
         return self.sent.wire_bytes / len(self.times) if self.times else None
 
     @property
@@ -71,13 +71,13 @@ class Cell:
         return float(np.median(self.recoveries)) if self.recoveries else None
 
     def ratio(self, lossless: "Cell | None") -> float | None:
-        """Goodput over that without loss."""
+        """Goodput divided by the goodput without loss."""
         if lossless is None or self.goodput is None or lossless.goodput is None:
             return None
         return self.goodput / lossless.goodput
 
     def extra(self, lossless: "Cell | None") -> float | None:
-        """Share of bytes on the wire that come on top of those without loss."""
+        """Bytes on the wire in excess of those without loss, relative to the latter."""
         if lossless is None or self.wire_bytes is None or not lossless.wire_bytes:
             return None
         return self.wire_bytes / lossless.wire_bytes - 1
@@ -110,14 +110,14 @@ def _rounded(value: float | None, unit: float = 1.0) -> float | None:
 
 
 def recovery_times(records: NDArray[Any]) -> tuple[float, ...]:
-    """Seconds from the loss of each frame that carries a chunk until a frame with the same chunk
+    """Seconds from each loss of a frame that carries a chunk until a frame with the same chunk
     reaches the same receiver.
 
-    The ring's frames carry one chunk each, and none of a chunk comes to a rank whose predecessor on
-    its way was lost until somebody has sent it anew. So that is how long the receiver had to do
-    without. Losses of the replacement count with it.
+    Each of the ring's frames carries one chunk, and after a loss a chunk does not reach the
+    receiver until some rank has sent it again. So this is the time that the receiver went without
+    the chunk, including losses of the replacement.
 
-    :param records: A traced log with a rule that drops, by time: shape (n,), of
+    :param records: A traced log with a rule that drops, in order of time: shape (n,), of
         :data:`testbed.faults.log.RECORD`.
     """
     waiting: dict[tuple[int, ...], list[int]] = {}

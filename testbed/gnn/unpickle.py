@@ -1,11 +1,11 @@
-"""Pickles that hold arrays, sparse matrices and lists: read without importing, making or calling
-anything that they name.
+"""Read pickles of arrays, sparse matrices and lists without importing, creating or calling anything
+that they name.
 
-A pickle is a program, and ``pickle.Unpickler`` runs it: what it names is imported and called. Even
-with a list of names that are allowed it reserves gigabytes for a high index of the memo, and hashes
-nested keys for hours. Here the opcodes, as pickletools decodes them, act on plain values alone. The
-names that arrays and matrices are pickled by stand for values of this module; every other name is
-refused, and so is what does not fit together.
+A pickle is a program, and ``pickle.Unpickler`` runs it: it imports and calls whatever the pickle
+names. Even restricted to a list of allowed names, it allocates gigabytes for a high memo index, and
+hashes nested keys for hours. Here the opcodes, as pickletools decodes them, act on plain values
+only. The names under which arrays and matrices are pickled stand for values of this module; every
+other name is refused, and so are inconsistent pickles.
 
 Pickles may be Python 2's of protocol 2, as the published graphs are (bytes are strings in latin-1,
 modules have their old names), or Python 3's of protocols 2 to 4.
@@ -26,10 +26,10 @@ __all__ = ["MOST_OPCODES", "RefusedPickle", "unpickle"]
 
 MOST_OPCODES: Final = (
     1 << 22
-)  # PubMed's graph has 0.2 million; each takes 100 bytes or so, until the pickle is read
-COPIES: Final = 4  # of a whole pickle, in bytes; one without repetitions needs two
-SPARE: Final = 1 << 16  # bytes more, as small pickles are mostly names
-MATRIX: Final = 1 << 10  # bytes that a matrix counts for, as it takes 0.1 ms to check an empty one
+)  # PubMed's graph has 0.2 million; each takes about 100 bytes while the pickle is read
+COPIES: Final = 4  # times the pickle's size, in bytes; a pickle without repetitions needs two
+SPARE: Final = 1 << 16  # additional bytes, because small pickles are mostly names
+MATRIX: Final = 1 << 10  # bytes charged per matrix, because even an empty one takes 0.1 ms to check
 
 NUMBERS: Final = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 STRINGS: Final = {
@@ -44,7 +44,7 @@ CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUP
 TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 IGNORED: Final = {"PROTO", "FRAME"}
 
-_ITEM = re.compile(r"[fiu][1248]")  # numbers; so no objects, strings or records
+_ITEM = re.compile(r"[fiu][1248]")  # numbers only: no objects, strings or records
 
 
 class _Name(Enum):
@@ -57,7 +57,7 @@ class _Name(Enum):
     DEFAULTDICT = "collections defaultdict"
     LIST = "__builtin__ list"
     INT = "__builtin__ int"
-    ENCODE = "_codecs encode"  # how Python 3 writes bytes for Python 2; and none:
+    ENCODE = "_codecs encode"  # how Python 3 writes bytes for Python 2; for empty bytes:
     BYTES = "__builtin__ bytes"
 
 
@@ -71,8 +71,8 @@ NAMES: Final = {
 
 
 class RefusedPickle(ValueError):
-    """A pickle that is broken, or holds what is not allowed; the text says what, but not in which
-    file.
+    """A pickle is broken, or contains something that is not allowed; the text says what, but not in
+    which file.
     """
 
 
@@ -80,7 +80,7 @@ class _Budget:
     """Bytes that may still be copied.
 
     A pickle can refer to one string or array any number of times. A reference takes two bytes, and
-    what is made of it may be as large as the rest of the pickle.
+    the copy made from it may be as large as the rest of the pickle.
     """
 
     def __init__(self, left: int) -> None:
@@ -89,7 +89,7 @@ class _Budget:
     def take(self, size: int) -> None:
         """Count a copy before it is made.
 
-        :raises RefusedPickle: There have been too many.
+        :raises RefusedPickle: The copies have exceeded the limit.
         """
         self.left -= size
         if self.left < 0:
@@ -97,7 +97,7 @@ class _Budget:
 
 
 class _Object:
-    """What a pickle makes first and fills later; it may be referred to meanwhile.
+    """An object that a pickle creates first and fills later; it may be referred to in between.
 
     :ivar value: Its type of item as text, later a dtype; an array; a matrix.
     """
@@ -111,34 +111,34 @@ def unpickle(data: bytes) -> Any:
     """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of
     numbers, CSR matrices.
 
-    A ``defaultdict`` comes as a dictionary. Memory and time grow with the length of `data` only,
-    whatever it refers to how often.
+    A ``defaultdict`` is returned as a dictionary. Memory and time grow only with the length of
+    `data`, however often it refers to one object.
 
-    :raises RefusedPickle: It is broken, or names, makes or calls anything else.
+    :raises RefusedPickle: The pickle is broken, or names, creates or calls anything else.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
-            )  # pickletools decodes strings' escapes by a codec that warns
+            )  # pickletools decodes strings' escapes with a codec that warns
             return _plain(_run(data))
     except RefusedPickle:
         raise
     except (ValueError, LookupError, TypeError, OverflowError) as error:
-        # Of bytes that are no opcodes, of what was to be taken off an empty stack, and of scipy
-        # about a matrix.
+        # Raised for bytes that are no opcodes, for pops from an empty stack, and by scipy for a
+        # matrix.
         raise RefusedPickle(f"is no pickle, or a broken one: {cut(str(error))}") from error
 
 
 def _run(data: bytes) -> Any:
-    """Carry out a pickle's opcodes; see ``Lib/pickletools.py`` for what each is to do."""
+    """Execute a pickle's opcodes; ``Lib/pickletools.py`` documents what each of them does."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
     budget = _Budget(COPIES * len(data) + SPARE)
 
     def marked() -> list[Any]:
-        """Take what has come since the last mark."""
+        """Pop everything since the last mark."""
         first = marks.pop()
         taken = stack[first:]
         del stack[first:]
@@ -214,8 +214,9 @@ def _run(data: bytes) -> Any:
 def _check_number(number: float) -> None:
     """Refuse whole numbers of more than 64 bits.
 
-    Python's hash is a remainder, so any number of long ones can share one, and to look one up among
-    them takes as long as there are many. At most eight numbers of 64 bits share a hash.
+    Python's hash of an integer is a remainder, so arbitrarily many long integers can share one, and
+    a look-up among them takes time proportional to their number. At most eight integers of 64 bits
+    share a hash.
     """
     if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
         raise RefusedPickle("has a number of more than 64 bits")
@@ -240,7 +241,7 @@ def _update(target: Any, items: list[Any]) -> None:
     if not isinstance(target, dict):
         raise RefusedPickle(f"sets items of {_kind(target)}")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, int | str):  # tuples of tuples can take for ever to be hashed
+        if not isinstance(key, int | str):  # hashing tuples of tuples can take forever
             raise RefusedPickle(f"has {_kind(key)} for a key")
         target[key] = value
 
@@ -289,8 +290,8 @@ def _fill(target: Any, state: Any, budget: _Budget) -> None:
 def _array(
     shape: tuple[Any, ...], item: np.dtype[Any], turned: bool, content: Any, budget: _Budget
 ) -> Any:
-    """Return an array of numbers, given its bytes (of Python 2: as a string); `turned` means column
-    by column.
+    """Return an array of numbers, given its bytes (from Python 2: as a string); `turned` means
+    column-major.
     """
     if isinstance(content, str):
         budget.take(len(content))
@@ -308,7 +309,7 @@ def _array(
 
 
 def _matrix(state: dict[str, Any], budget: _Budget) -> Any:
-    """Return a CSR matrix, its parts checked against each other."""
+    """Return a CSR matrix whose parts have been checked against each other."""
     parts = [_plain(state.get(key)) for key in ("data", "indices", "indptr")]
     shape = state.get("_shape", state.get("shape"))
     if not (
@@ -328,7 +329,7 @@ def _matrix(state: dict[str, Any], budget: _Budget) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what an object has become."""
+    """Return the final value of an object."""
     if not isinstance(value, _Object):
         return value
     if value.value is None or value.kind is _Name.ITEM:
@@ -337,6 +338,6 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Name what something is, for errors."""
+    """Describe a value for errors."""
     what = value.kind if isinstance(value, _Object) else value
     return what.value.replace(" ", ".") if isinstance(what, _Name) else type(what).__name__

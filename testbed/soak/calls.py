@@ -1,5 +1,5 @@
-"""What a soak does in the ranks' workers: groups and exchanges opened, put to work at the same
-time, and closed.
+"""The part of a soak that runs in the ranks' workers: open groups and exchanges, use them at the
+same time, and close them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Spec = GroupSpec | ExchangeSpec
 
 @dataclass
 class Work:
-    """What a rank has done for a task.
+    """The work of a rank for a task.
 
-    :param digests: Of the results that came, in order.
-    :param error: Why no more came.
-    :param sent: By what has been closed since.
+    :param digests: The digests of the results, in order.
+    :param error: Why there are no more results.
+    :param sent: What groups and exchanges have sent that are closed now.
     """
 
     digests: list[bytes] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Work:
 class _Rank:
     """One rank of a task.
 
-    :param specs: Of each round.
-    :param inputs: Of each collective of a round.
-    :param end: What is open.
-    :param results: By digest: those of small collectives come again.
+    :param specs: The spec of each round.
+    :param inputs: The input of each collective of a round.
+    :param end: The open backend or exchange.
+    :param results: Results by digest: those of small collectives occur repeatedly.
     """
 
     specs: Sequence[Spec]
@@ -72,9 +72,9 @@ def prepare(context: WorkerContext) -> None:
 def open_tasks(
     context: WorkerContext, scenario: Scenario, specs: Mapping[int, Sequence[Spec]]
 ) -> None:
-    """Draw what this rank works on, and open and connect what is opened only once.
+    """Draw this rank's inputs, and open and connect what is opened only once.
 
-    :param specs: By index of the task: one per round.
+    :param specs: By index of the task: one spec per round.
     """
     ranks = context.keep(_Ranks())
     for index, rounds in specs.items():
@@ -101,14 +101,14 @@ def work(context: WorkerContext, scenario: Scenario) -> dict[int, Work]:
 
 
 def fetch(context: WorkerContext, task: int, digest: bytes) -> Tensor:
-    """One collective's result, to be looked at."""
+    """Return one collective's result for inspection."""
     return context.get(_Ranks)[task].results[digest]
 
 
 def close_tasks(context: WorkerContext) -> Counters:
     """Close everything that is open.
 
-    :returns: What it has sent.
+    :returns: What all of them have sent.
     """
     ranks = context.get(_Ranks)
     sent = sum((rank.end.counters() for rank in ranks.values() if rank.end), Counters())
@@ -117,12 +117,12 @@ def close_tasks(context: WorkerContext) -> Counters:
 
 
 def trim(_context: WorkerContext) -> None:
-    """Give back what memory there is to give."""
+    """Return free memory to the kernel."""
     holdings.trim()
 
 
 def _inputs(scenario: Scenario, index: int, spec: Spec) -> list[Tensor]:
-    """What a rank puts into each collective of a round."""
+    """A rank's input to each collective of a round."""
     if isinstance(spec, GroupSpec):
         return [
             make_input(scenario, index, number, spec.rank)

@@ -22,14 +22,14 @@ SHARING = 6
 """Scenarios that share a fabric."""
 MOST_ELEMENTS = 1 << 20
 MOST_SOCKET_ELEMENTS = 1 << 17
-SMALL = 1024  # elements of a tensor of which there are thousands: 4 KiB
+SMALL = 1024  # elements of a tensor, 4 KiB, when there are thousands of them
 MOST_IN_A_ROW = 6000
-MOST_RANKS = 16  # of most fabrics; more take long to open
-BUDGET = 12.0  # seconds for a task's collectives, by the model
-# seconds; on a busy machine ranks take a while to load their programs, before they can meet
+MOST_RANKS = 16  # of most fabrics; larger ones take long to open
+BUDGET = 12.0  # seconds for a task's collectives, according to the model
+# seconds; on a busy machine it takes ranks a while to load their programs before they can meet
 TIMEOUT = 10.0
-LONG_TIMEOUT = 30.0  # of more than MOST_RANKS
-OPENING = 0.25  # seconds that a rank takes to open a group, a core each
+LONG_TIMEOUT = 30.0  # for more than MOST_RANKS
+OPENING = 0.25  # seconds that a rank takes to open a group on a core of its own
 LANES: tuple[Lanes, ...] = ("int16", "int32")
 WAYS: tuple[RecoveryFrom, ...] = ("origin", "upstream")
 PROCESSING: tuple[Processing, ...] = ("pinned", "spread")
@@ -40,7 +40,7 @@ MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
 RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
 PINCH = tuple(kind.name.lower() for kind in PinchKind if kind < Kind.DOORBELL)
 
-#: What is at work, and how likely: tensors of all sizes; thousands of small ones; groups that are
+#: Kinds of work and their weights: tensors of all sizes; thousands of small ones; groups that are
 #: opened and closed in a row; exchanges; both at once; and backends over sockets, which check the
 #: faults themselves.
 WORK = {"mixed": 6, "many": 5, "brief": 2, "pinch": 2, "both": 3, "tcp-ring": 1, "gloo": 1}
@@ -61,7 +61,7 @@ def draw_shape(seed: int, number: int) -> Shape:
 
 
 def draw(seed: int, number: int) -> Scenario:
-    """Draw a scenario; the same arguments give the same one."""
+    """Draw a scenario; the same arguments always give the same scenario."""
     random = Random(f"soak/{seed}/{number}")
     shape = draw_shape(seed, number)
     work = random.choices(list(WORK), list(WORK.values()))[0]
@@ -100,7 +100,7 @@ def draw(seed: int, number: int) -> Scenario:
 
 
 def _sets(random: Random, shape: Shape, several: bool) -> list[list[int]]:
-    """All hosts, in one set or two."""
+    """All hosts, in one or two sets."""
     everyone = list(range(shape.hosts))
     random.shuffle(everyone)
     if several and shape.hosts >= 4 and random.random() < 0.25:
@@ -144,8 +144,8 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
 
 
 def _summands(random: Random, most: int, count: int | None) -> tuple[Summand, ...]:
-    """All-reduces, of which some have the same size, as the guess of the exponent goes by sizes;
-    many, if they are small.
+    """All-reduces, some of the same size, because the exponent is guessed per size; many if they
+    are small.
     """
     sizes = [
         random.choice([0, 1, 2, most, *(int(most ** random.random()) for _ in range(8))])
@@ -157,8 +157,8 @@ def _summands(random: Random, most: int, count: int | None) -> tuple[Summand, ..
 
 
 def _affordable(shape: Shape, group: Group, odds: Odds) -> Group:
-    """The group with smaller tensors, and then with fewer, until the model says that they take no
-    longer than the budget.
+    """The group with smaller tensors, and then with fewer of them, until they fit into the budget
+    according to the model.
     """
     while True:
         seconds = sum(
@@ -235,7 +235,7 @@ def _exchanges(
 
 
 def _faults(random: Random, shape: Shape, kinds: Sequence[str], ending: Ending) -> tuple[str, ...]:
-    """Draw what happens to frames of these kinds; none: those of sockets."""
+    """Draw what happens to frames of these kinds; if there are none, to those of sockets."""
     drawers: list[Callable[[Random, Shape, Sequence[str]], str]] = [
         _drop,
         _duplicate,
@@ -275,7 +275,7 @@ def _host(random: Random, shape: Shape) -> str:
 
 
 def _match(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
-    """Which frames a rule is for: often all."""
+    """Which frames a rule applies to: often all."""
     words = []
     if random.random() < 0.4:
         one, other = random.sample(range(1, shape.hosts + 1), 2)
@@ -297,7 +297,7 @@ def _match(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 
 
 def _p(random: Random, most: float) -> str:
-    """A probability, the smaller the likelier."""
+    """A probability; smaller ones are more likely."""
     return f"p={most ** random.uniform(1, 4):.6f}"
 
 
@@ -314,7 +314,8 @@ def _duplicate(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 def _corrupt(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
     if "result" in kinds and random.random() < 0.15:
         return f"corrupt p={random.uniform(0.3, 0.6):.3f} bits=2 kind=result"
-    # One bit at sockets: TCP's checksum misses one in 32 of two, which is no fault of a backend.
+    # One bit with sockets: TCP's checksum misses one in 32 pairs of flipped bits, which no backend
+    # can help.
     bits = random.choice([1, 2, 3, 8, 64]) if kinds else 1
     return f"corrupt {_p(random, 0.2 if kinds else 0.01)} bits={bits}{_match(random, shape, kinds)}"
 
@@ -346,7 +347,7 @@ def _burst(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 
 
 def _limit(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
-    # Under XDP a receiver's rate needs all senders at one switch.
+    # Under XDP the rate of a receiver can only be limited if all senders are at one switch.
     direction = random.choice(["up", "down", "both"]) if shape.topology == "star" else "up"
     queue = random.choice([16, 64, 256, 1024])
     return (
@@ -356,7 +357,7 @@ def _limit(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 
 
 def _when(random: Random) -> str:
-    # Early ones often: what has nothing in its way is over soon.
+    # Often early, because undisturbed work is over soon.
     return f"at={int(60_000 ** random.random())}us for={random.randint(5, 400)}ms"
 
 

@@ -1,4 +1,4 @@
-"""What a soak may find, and what it keeps of a failure."""
+"""The findings of a soak, and what it keeps of a failure."""
 
 import json
 import re
@@ -24,8 +24,8 @@ _GONE = re.compile(
 
 
 def accused(error: str) -> set[str]:
-    """Names of the hosts that an error calls silent, without those that are up but elsewhere or
-    behind.
+    """The names of the hosts that an error calls silent, without those that are up but in another
+    collective or behind.
     """
     return {
         name for found in _GONE.findall(error) for name in re.findall(r"\((\w+)\)", "".join(found))

@@ -1,5 +1,5 @@
-"""What a scenario's collectives have to give: in-kernel ones bit for bit, others within a bound.
-Pure.
+"""The expected results of a scenario's collectives: bit for bit for in-kernel ones, within a bound
+for others. Pure.
 """
 
 import hashlib
@@ -53,7 +53,8 @@ def digest(result: NDArray[Any]) -> bytes:
 
 
 def answers(scenario: Scenario, task: int) -> Iterator[Sequence[Answer]]:
-    """The expected results of the collectives of one round, in order: one per rank.
+    """The expected results of the collectives of one round, in order, each with one result per
+    rank.
 
     :param task: Its index.
     """
@@ -74,7 +75,7 @@ def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
         inputs = kept.get(number) or [
             make_input(scenario, index, number, rank) for rank in range(ranks)
         ]
-        if group.times > 1:  # small ones, which come again
+        if group.times > 1:  # small collectives, which are repeated
             kept[number] = inputs
         if scenario.backend != "xdp-ring":
             yield [Answer(*float_reference(inputs))] * ranks
@@ -114,10 +115,10 @@ def known_exponent(scenario: Scenario, exchange: int) -> int:
 
 
 class RingReference:
-    """A group of ``xdp-ring`` from its first all-reduce on: integer sums at the exponents that it
-    agrees on.
+    """A group of ``xdp-ring`` from its first all-reduce on: integer sums at the exponents on which
+    it agrees.
 
-    :param lanes: The group's.
+    :param lanes: The group's lanes.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -146,8 +147,8 @@ class RingReference:
 
 
 def float_reference(inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Return sums in double precision, shape (n,), and how far sums in single precision may be from
-    them.
+    """Return sums in double precision, shape (n,), and the largest error that sums in single
+    precision may have.
     """
     absmax = max((finite_absmax(values) for values in inputs if values.size), default=0.0)
     total: Tensor = np.stack(inputs).sum(axis=0, dtype=np.float64).astype(np.float32)
@@ -158,7 +159,7 @@ def describe_difference(found: NDArray[Any], expected: NDArray[Any], bound: floa
     """Say where a result differs.
 
     :param bound: Largest difference allowed; 0: bit for bit.
-    :returns: None where it does not.
+    :returns: None if it does not.
     """
     if found.shape != expected.shape:
         return f"shape {found.shape} instead of {expected.shape}"

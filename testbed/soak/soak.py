@@ -1,4 +1,6 @@
-"""A soak: one scenario after the other, until the time is up, one fails, or it is interrupted."""
+"""A soak: one scenario after the other, until the time is up, a scenario fails, or the soak is
+interrupted.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,7 @@ from testbed.soak.scenario import Scenario, replay_command
 
 __all__ = ["Soak", "leftovers"]
 
-GRACE = 10.0  # seconds for what ends with its controller to have ended
+GRACE = 10.0  # seconds for processes to exit after their controller
 
 
 def leftovers(run_id: str) -> list[str]:
@@ -41,10 +43,10 @@ def leftovers(run_id: str) -> list[str]:
 class Soak:
     """The scenarios of a seed, in order.
 
-    :param seed: Scenario K of it is always the same.
-    :param deadline: Time of the monotonic clock at which no more scenario begins.
-    :param only: Play these, and nothing else.
-    :param folder: Where what a failed scenario leaves is kept.
+    :param seed: Scenario K of a seed is always the same.
+    :param deadline: Time of the monotonic clock from which on no scenario is started.
+    :param only: Play only these scenarios.
+    :param folder: Where the remains of a failed scenario are kept.
     """
 
     def __init__(self, seed: int, deadline: float, only: Sequence[int], folder: Path) -> None:
@@ -54,12 +56,12 @@ class Soak:
         self._baseline: Holdings | None = None
 
     def run(self, progress: Callable[[Scenario], None] = lambda scenario: None) -> Iterator[Report]:
-        """Play the scenarios; yields the report of each one that passed.
+        """Play the scenarios; yields the report of each one that passes.
 
-        :param progress: Told of each scenario before it is played.
+        :param progress: Called with each scenario before it is played.
         :raises TestbedError: One has failed; the text says which and how to play it again.
         """
-        # Otherwise all ranks would do it at once, in the time that they have to connect.
+        # Otherwise all ranks would do this at once, while their time to connect runs.
         compile_all()
         for name in names():
             compile_native(name)
@@ -106,8 +108,8 @@ class Soak:
         return self._harness.play(scenario)
 
     def _play_killed(self, scenario: Scenario, after: float) -> Report:
-        """Kill a controller in the middle of a scenario; the next scenarios show whether the
-        machine is as before.
+        """Kill a controller in the middle of a scenario; the scenarios after it show whether the
+        machine is unchanged.
         """
         started, run_id = time.monotonic(), new_run_id()
         command = [
@@ -140,8 +142,8 @@ class Soak:
         return Report(scenario, time.monotonic() - started)
 
     def _change(self) -> None:
-        """Leave a fabric on which all scenarios have passed: the controller holds no more than
-        after the first.
+        """Take down a fabric on which all scenarios have passed, and check that the controller
+        holds no more resources than after the first fabric.
         """
         if self._harness is None:
             return
@@ -153,7 +155,7 @@ class Soak:
         now.growth(f"after a fabric of {shape} the controller", self._baseline)
 
     def _leave(self) -> None:
-        """Take the fabric down, and see that nothing of it is left."""
+        """Take the fabric down, and check that nothing of it is left."""
         if self._harness is None:
             return
         harness, self._harness = self._harness, None

@@ -1,4 +1,4 @@
-"""A run's folder with made-up, known numbers."""
+"""A run's folder with invented, known numbers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from testbed.results import RunFolder, Table
 from testbed.scenario import parse_scenario
 
 SECONDS = {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
-"""Time in all-reduce per epoch; computing takes one second, whatever the backend."""
+"""Time in all-reduce per epoch; computing takes one second with any backend."""
 
 RunMaker = Callable[..., Path]
 
@@ -43,8 +43,8 @@ def fill(table: Table, backend: str, seconds: float, loss: float, accuracy: floa
 
 
 def fill_full_graph(table: Table, backend: str, seconds: float) -> None:
-    """Measurements of full-graph training, as `fill` makes those of the other kind; two ranks and
-    epochs.
+    """Measurements of full-graph training, as `fill` makes those of data-parallel training; two
+    ranks and two epochs.
     """
     parts = {
         "forward": 0.6,

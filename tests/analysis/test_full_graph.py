@@ -1,5 +1,5 @@
-"""The report of a full-graph run: its own parts of an epoch, the partition, and what collectives
-asked of the kernel.
+"""The report of a full-graph run: its own parts of an epoch, the partition, and the system calls of
+collectives.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_split_adds_up(make_run: RunMaker) -> None:
     assert {check.reference for check in checks(run)} == {"tcp-pull"}
 
 
-def test_amounts_are_an_epochs_of_all_ranks(make_run: RunMaker) -> None:
+def test_amounts_are_per_epoch_over_all_ranks(make_run: RunMaker) -> None:
     run = load_run(make_run(SECONDS, full_graph=True))
     assert traffic(run).loc["pinch", "wire_bytes"] == 2000
     costs = counted(run)
@@ -70,6 +70,6 @@ def test_report_has_partition_and_crossings(make_run: RunMaker) -> None:
     html = make_report(make_run(SECONDS, full_graph=True))[0].read_text()
     assert "1,234 edges cut (25.0 %), replication factor 1.50" in html
     assert "<th>page faults</th>" in html
-    assert "<td>none</td>" in html  # gloo knows of no redundant bytes
+    assert "<td>none</td>" in html  # gloo does not count redundant bytes
     assert "<th>all-reduce</th>" in html
     assert "train on the whole graph from the same weights" in html

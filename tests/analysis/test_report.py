@@ -1,5 +1,5 @@
-"""The report opens on its own, figures have their CSV, and the status says whether tolerances are
-kept.
+"""The report is self-contained, figures have their CSV, and the exit status says whether tolerances
+are met.
 """
 
 import os
@@ -22,7 +22,7 @@ RunMaker = Callable[..., Path]
 
 
 class References(HTMLParser):
-    """Collects all that a browser would load, and checks that what is opened is closed."""
+    """Collects everything that a browser would load, and checks that opened tags are closed."""
 
     VOID = {"meta", "img", "br"}
 
@@ -42,7 +42,7 @@ class References(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        # HTML lets tables leave out nothing that this template leaves out.
+        # The template omits none of the end tags that HTML makes optional in tables.
         assert self.open.pop() == tag
 
 
@@ -57,7 +57,7 @@ def test_report_is_one_file(make_run: RunMaker) -> None:
     assert not re.search(r"https?://|url\(|@import", html)
 
 
-def test_report_tells_of_events_that_never_happened(make_run: RunMaker) -> None:
+def test_report_mentions_events_that_never_happened(make_run: RunMaker) -> None:
     def late(table: Table) -> None:
         table.add(
             0, "gloo", "fault_events", 0, "events", epoch=0, labels={"fault": "kill host=h3 at=9s"}
@@ -93,7 +93,7 @@ def test_report_tells_of_events_that_never_happened(make_run: RunMaker) -> None:
         ),
     ],
 )
-def test_report_tells_offloads_as_they_were(
+def test_report_gives_the_offloads_of_the_run(
     make_run: RunMaker, faults: tuple[str, ...], offload: str, header: str, caption: str
 ) -> None:
     html = make_report(make_run(scenario_faults=faults, offload=offload))[0].read_text()
@@ -102,7 +102,7 @@ def test_report_tells_offloads_as_they_were(
     assert html.count("offloads on") == (2 if header.startswith("offloads on") else 0)
 
 
-def test_report_names_the_command_that_makes_it_anew(
+def test_report_names_the_command_that_makes_it_again(
     make_run: RunMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run()
@@ -140,7 +140,9 @@ def test_figures_have_their_csv(make_run: RunMaker) -> None:
     assert split.loc["tcp-ring", "communicate"] == pytest.approx(0.24)
 
 
-def test_made_anew_it_is_the_same(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_made_again_is_the_same(
+    make_run: RunMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_run()
     first = make_report(path)[0].read_bytes()
     assert main([str(path)]) == 0
@@ -148,12 +150,14 @@ def test_made_anew_it_is_the_same(make_run: RunMaker, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.strip() == str(path / "report.html")
 
 
-def test_broken_tolerance_is_said_and_fails(make_run: RunMaker) -> None:
+def test_a_missed_tolerance_is_reported_and_fails(make_run: RunMaker) -> None:
     path = make_run(accuracy={"gloo": 0.5})
     assert main([str(path)]) == 1
     assert "1 of 4 tolerance checks failed" in (path / "report.html").read_text()
 
 
-def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path)]) == 1
     assert "is not the folder of a finished run" in capsys.readouterr().err

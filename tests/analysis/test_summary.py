@@ -1,4 +1,4 @@
-"""Numbers and sentences of a report, against made-up measurements whose answers are known."""
+"""Numbers and sentences of a report, on invented measurements with known answers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +23,17 @@ def test_split_adds_up(make_run: RunMaker) -> None:
         assert row["straggler"] + row["exchange"] == pytest.approx(row["communication"])
 
 
-def test_median_epoch_is_a_whole_epoch(make_run: RunMaker) -> None:
+def test_the_median_epoch_is_an_actual_epoch(make_run: RunMaker) -> None:
     run = load_run(make_run())
     slow = (run.frame["epoch"] == 1) & (run.frame["unit"] == "s")
-    run.frame.loc[slow, "value"] *= 100  # something else was running
+    run.frame.loc[slow, "value"] *= 100  # another program was running
     row = epoch_split(run).loc["gloo"]
     assert row["epoch"] == pytest.approx(1.8)
     assert row[list(WORKLOAD.report.parts)].sum() == pytest.approx(1.8)
     assert (row["fastest"], row["slowest"]) == (pytest.approx(1.8), pytest.approx(180))
 
 
-def test_traffic_is_a_step_of_all_ranks(make_run: RunMaker) -> None:
+def test_traffic_is_per_step_over_all_ranks(make_run: RunMaker) -> None:
     row = traffic(load_run(make_run())).loc["gloo"]
     assert row["packets"] == pytest.approx(4 * 3 * 100 / 30)
     assert row["wire_bytes"] == pytest.approx(4 * 3 * 50_000 / 30)
@@ -114,9 +114,7 @@ def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
 
 
 def add_faults(table: Table) -> None:
-    """An event that came too late in some turns, one that always happened, and records that were
-    lost.
-    """
+    """An event that was too late in some turns, one that always happened, and lost records."""
     for epoch, happened in enumerate((1, 0, 0)):
         for backend in ("xdp-ring", "tcp-ring"):
             late = {"fault": "link-down host=h3 at=1.3s"}
@@ -170,7 +168,7 @@ def test_answer_of_one_backend_cautions_too(make_run: RunMaker) -> None:
     ("seconds", "verdict"),
     [(0.1, "up to 100 ms."), (0.3, "up to 300 ms, so that noise may be all there is.")],
 )
-def test_answer_tells_noise(make_run: RunMaker, seconds: float, verdict: str) -> None:
+def test_answer_mentions_noise(make_run: RunMaker, seconds: float, verdict: str) -> None:
     run = load_run(make_run())
     slowed = (
         (run.frame["metric"] == "epoch_time")

@@ -36,7 +36,7 @@ def bench(*arguments):
 @pytest.mark.parametrize(
     ("degree", "vertices", "hosts"), [(1, 1, 2), (3, 10, 2), (4, 100, 4), (7, 5, 6)]
 )
-def test_every_vertex_that_arrives_is_added_as_often_as_the_degree_says(degree, vertices, hosts):
+def test_every_received_vertex_is_added_as_often_as_the_degree_says(degree, vertices, hosts):
     first, *others = make_case(64, degree, vertices, hosts, 0).halos
     assert (first.num_owned, first.num_halo) == (vertices, vertices)
     assert np.array_equal(np.diff(first.indptr), np.full(vertices, degree))
@@ -50,7 +50,7 @@ def test_every_vertex_that_arrives_is_added_as_often_as_the_degree_says(degree, 
         assert np.array_equal(halo.sends[0], np.arange(halo.num_owned))
 
 
-def test_inputs_are_whole_numbers_of_their_place():
+def test_inputs_are_whole_numbers_determined_by_position():
     rows = make_rows(3, np.arange(1000), 64)
     assert rows.dtype == np.float32
     assert np.array_equal(rows, np.rint(rows))

@@ -1,4 +1,4 @@
-"""The table, character by character."""
+"""The table of the bench, character by character."""
 
 from testbed.bench.allreduce_table import environment_lines, header_lines, row_line, summary_lines
 from testbed.bench.row import Row
@@ -35,7 +35,7 @@ def test_no_summary_without_both_kinds():
     assert summary_lines([Row("xdp-ring", 4, 4, (1.0,), 0, 0, 0, 0, None)], NEEDS) == []
 
 
-def test_a_busy_machine_is_said():
+def test_a_busy_machine_is_mentioned():
     *_, last = environment_lines({"cpus": 2, "load_average": 3.25})
     assert last.startswith("# Caution: the machine was busy when the run began")
     assert "load average 3.2 on 2 processors" in last

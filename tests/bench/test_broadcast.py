@@ -104,7 +104,7 @@ def test_refusals(call, text):
 def test_times_are_from_the_sender_to_the_last_receiver():
     case = make_case(64, 2)
     turns = [
-        # The sender is late, so is the second receiver; who receives may have begun at any time.
+        # The sender is late, and so is the second receiver; receivers may have started at any time.
         [
             Turn((5.0, 20.0), (6.0, 20.5), Counters(2, 200, 0), 0),
             Turn((1.0, 19.0), (7.0, 21.0), Counters(1, 60, 0), 3),
@@ -198,7 +198,7 @@ def test_sockets_end_to_end(tmp_path):
         assert row["wire_bytes"] >= row["receivers"] * row["size_bytes"]
         if (
             row["exchange"] == "tcp-push"
-        ):  # nothing but a send a receiver, and one call there that waits for all of it
+        ):  # only one send per receiver, and one call there that waits for all of it
             assert row["send_syscalls"] == row["receivers"]
             assert row["receive_syscalls"] == 1
     table = [line.split()[:3] for line in done.stdout.splitlines() if not line.startswith("#")]

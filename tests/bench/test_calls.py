@@ -1,5 +1,5 @@
-"""The bench's ranks: inputs are a function of seed, rank and position; the barrier
-meets or breaks.
+"""The bench's ranks: inputs are a function of seed, rank and position; ranks meet at the barrier,
+or it breaks.
 """
 
 import threading
@@ -12,7 +12,7 @@ from testbed.bench.barrier import Barrier, BarrierBroken
 from testbed.bench.calls import BLOCK, make_input
 
 
-def test_inputs_do_not_depend_on_the_part_asked_for():
+def test_inputs_do_not_depend_on_the_requested_part():
     whole = make_input(1, 2, 0, 2 * BLOCK + 100)
     assert np.array_equal(make_input(1, 2, BLOCK, BLOCK + 100), whole[BLOCK:])
     assert np.array_equal(make_input(1, 2, 0, 5), whole[:5])
@@ -25,7 +25,7 @@ def test_inputs_differ_by_seed_and_rank():
     assert len({part.tobytes() for part in parts}) == 9
 
 
-def test_barrier_holds_until_all_have_come(tmp_path):
+def test_the_barrier_holds_until_all_have_arrived(tmp_path):
     ranks, rounds = 4, 200
     passed = [0] * ranks
     late = []
@@ -37,7 +37,7 @@ def test_barrier_holds_until_all_have_come(tmp_path):
             passed[rank] = number + 1
             late.extend(
                 other for other in passed if other < number
-            )  # nobody is more than a round behind
+            )  # no rank is more than a round behind
 
     with ThreadPoolExecutor(ranks) as pool:
         for future in [pool.submit(run, rank) for rank in range(ranks)]:
@@ -63,7 +63,7 @@ def test_an_error_breaks_the_barrier(tmp_path):
             future.result()
 
 
-def test_a_barrier_names_who_is_late(tmp_path):
+def test_a_barrier_names_late_ranks(tmp_path):
     with pytest.raises(
         BarrierBroken, match=r"ranks \[1, 2\] did not reach the barrier within 0.01 s"
     ):

@@ -1,4 +1,6 @@
-"""Rows of ``testbed bench faults``: what follows from times, counters and the log of faults."""
+"""Rows of ``testbed bench faults``: the figures derived from times, counters and the log of
+faults.
+"""
 
 import csv
 import json
@@ -70,7 +72,7 @@ def test_columns_are_as_wide_as_their_names():
     assert len(units) <= len(names) == len(row_line(make_cell(), None))
 
 
-def test_recoveries_are_from_the_first_loss_to_what_comes():
+def test_recoveries_last_from_the_first_loss_until_the_data_arrive():
     lost, passed = Action.DROP, Action.PASS
     frames = [
         # time, kind, receiver, sequence number, chunk, action
@@ -79,11 +81,11 @@ def test_recoveries_are_from_the_first_loss_to_what_comes():
         (160, "result", 1, 6, 0, passed),  # another collective
         (200, "reduce", 1, 5, 1, passed),  # another chunk
         (300, "result", 1, 5, 0, lost),  # the replacement
-        (350, "nack", 1, 5, 0, passed),  # carries nothing
+        (350, "nack", 1, 5, 0, passed),  # carries no chunk
         (400, "probe", 1, 5, 1, lost),
         (500, "result", 1, 5, 0, passed),
         (600, "result", 1, 5, 0, passed),
-        (700, "reduce", 3, 5, 9, lost),  # the log ends before it is there
+        (700, "reduce", 3, 5, 9, lost),  # the log ends before it arrives
     ]
     records = np.zeros(len(frames), RECORD)
     for record, (time, kind, receiver, seq, chunk, action) in zip(records, frames, strict=True):
@@ -126,7 +128,7 @@ def test_refusals(changes, text):
     assert str(caught.value) == text
 
 
-def test_what_is_compared_with_is_always_measured():
+def test_the_baseline_without_loss_is_always_measured():
     assert Options(plan_fabric(), ["gloo"], 4, [0.02, 0.01]).rates == [None, 0, 0.01, 0.02]
     assert row_line(make_cell(None), None).split()[3] == "off"
     assert lossless_of(make_cell(0.01), [make_cell(None)]) is None

@@ -1,4 +1,4 @@
-"""Rows: bandwidths and statistics against numbers worked out by hand."""
+"""Rows: bandwidths and statistics against numbers computed by hand."""
 
 import math
 

@@ -55,7 +55,7 @@ def test_series():
     assert size_series(0, 0, 4) == [0]
 
 
-def test_tensors_that_memory_does_not_hold():
+def test_tensors_that_exceed_the_memory_are_refused():
     check_room(1 << 20, 4, ["gloo", "mpi"], (1 << 20) * 26)
     with pytest.raises(SpecError) as caught:
         check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 260)

@@ -1,4 +1,4 @@
-"""How the command fails: exact texts, exit statuses, no traceback."""
+"""How the command fails: with exact texts and exit statuses, without a traceback."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = [sys.executable, "-c"]
-# A verb that ends as the test wants; registered beside the real ones.
+# A verb that ends as the test wants, registered next to the real ones.
 VERB = """
 import signal, sys, typer
 from testbed.core import errors
@@ -71,7 +71,7 @@ def test_each_finding_is_an_error_and_a_log_is_not() -> None:
     )
 
 
-def test_what_else_is_known_stands_before_the_log() -> None:
+def test_further_information_precedes_the_log() -> None:
     done = act(
         "e = errors.WorkerDied('h2', -9, 'first\\nlast'); e.also('x killed it'); e.also('more is in"
         " r2'); raise e"
@@ -182,8 +182,8 @@ def test_a_limit_is_one_line(action: str, text: str) -> None:
     assert "Traceback" in act(action, "-vv").stderr
 
 
-def test_memory_that_a_command_does_not_get_is_one_line(tmp_path: Path) -> None:
-    """Real allocations, by a command that has little memory."""
+def test_a_failed_allocation_is_one_line(tmp_path: Path) -> None:
+    """Real allocations, by a command with little memory."""
     (tmp_path / "s.toml").write_text(
         '[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\nscale = 18\nfeature_dim = 4096\n'
     )

@@ -1,4 +1,4 @@
-"""``up``, ``exec``, ``status``, ``down`` and ``clean``, as a user types them."""
+"""``up``, ``exec``, ``status``, ``down`` and ``clean`` as a user types them."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def test_status_lists_the_run(run_id: str) -> None:
     assert line.split()[1:7] == ["up", "ring", "3", "xdp", "1500", "on"]
 
 
-def test_nothing_is_cut_off_where_the_terminal_is_narrow() -> None:
+def test_nothing_is_truncated_in_a_narrow_terminal() -> None:
     name = f"{new_run_id()}-{'long' * 5}"
     assert call("up", "--hosts", "1", "--run-id", name, "--topology", "leaf-spine").returncode == 0
     try:
@@ -109,7 +109,7 @@ def test_nothing_is_cut_off_where_the_terminal_is_narrow() -> None:
         assert call("down", name).returncode == 0
 
 
-def test_a_program_that_is_not_there(run_id: str) -> None:
+def test_a_missing_program_is_an_error(run_id: str) -> None:
     answer = call("exec", "--run", run_id, "h1", "--", "nonsense", "-x")
     assert (answer.stderr, answer.returncode) == (
         "error: nonsense: is not a program on PATH or an executable file\n",
@@ -161,7 +161,7 @@ def test_errors(arguments: list[str], status: int, text: str) -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_an_unknown_host_and_a_taken_name(run_id: str) -> None:
+def test_an_unknown_host_and_a_used_name_are_errors(run_id: str) -> None:
     answer = call("exec", "--run", run_id, "h9", "--", "true")
     assert answer.stderr == "error: host: 'h9' is not in this fabric; hosts are h1, h2, h3\n"
     answer = call("up", "--run-id", run_id)
@@ -169,7 +169,7 @@ def test_an_unknown_host_and_a_taken_name(run_id: str) -> None:
     assert answer.stderr.startswith(f"error: run id: '{run_id}' is taken")
 
 
-def test_runs_of_other_commands_are_only_meant_by_name(tmp_path: Path) -> None:
+def test_runs_of_other_commands_must_be_named(tmp_path: Path) -> None:
     plan = plan_fabric("star", 1, "bridge")
     with Fabric(plan, "mine", tmp_path):
         with pytest.raises(FabricError) as none:
@@ -190,7 +190,7 @@ def test_runs_of_other_commands_are_only_meant_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
-def test_what_clean_leaves_alone_is_an_error(
+def test_clean_reports_an_error_for_what_it_leaves(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     left = [
@@ -209,7 +209,7 @@ def test_what_clean_leaves_alone_is_an_error(
     )
 
 
-def test_a_run_is_named_where_several_are_up(run_id: str) -> None:
+def test_a_run_must_be_named_if_several_are_up(run_id: str) -> None:
     answer = call("up", "--hosts", "1", "--switch", "bridge", "--json")
     other = json.loads(answer.stdout)
     assert other["hosts"] == {"h1": "10.0.0.1"}

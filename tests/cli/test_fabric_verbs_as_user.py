@@ -41,7 +41,7 @@ def call(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
-def test_root_is_asked_for(arguments: list[str], tmp_path: Path) -> None:
+def test_the_error_asks_for_root(arguments: list[str], tmp_path: Path) -> None:
     answer = call(arguments, tmp_path)
     assert answer.stderr == "error: namespaces and interfaces need root: run it with sudo\n"
     assert (answer.stdout, answer.returncode) == ("", 1)

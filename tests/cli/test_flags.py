@@ -21,8 +21,8 @@ MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench aggregate": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
     "up": ((FabricOptions,), set()),
 }
-"""The models whose keys are flags of a command, and the keys that are none there: what it varies
-itself.
+"""The models whose keys are flags of a command, and the keys that are not, because the command
+varies them itself.
 """
 
 
@@ -56,7 +56,7 @@ def test_a_verb_gets_the_model() -> None:
     assert seen == [(1, Sizes(share=0.25, way="r")), (2, Sizes(wide_open=3, share=0.75, way="r"))]
 
 
-def test_help_is_the_models() -> None:
+def test_help_texts_are_the_models() -> None:
     shown = " ".join(
         CliRunner().invoke(verb([]), ["--help"], env={"COLUMNS": "200"}).stdout.split()
     )
@@ -76,7 +76,7 @@ def test_help_is_the_models() -> None:
         ),
     ],
 )
-def test_what_is_refused(arguments: list[str], text: str) -> None:
+def test_invalid_values_are_refused(arguments: list[str], text: str) -> None:
     seen: list[Any] = []
     result = CliRunner().invoke(verb(seen), arguments)
     assert isinstance(result.exception, SpecError)

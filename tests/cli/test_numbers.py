@@ -24,15 +24,15 @@ NO_NUMBERS = (
     "",
     "9" * (sys.get_int_max_str_digits() + 1),
 )
-LISTS = {  # options that take numbers between commas, sizes or times, by the command
+LISTS = {  # options that take a list of numbers, sizes or times, by command
     ("bench", "delay-line"): ("--rates", "--delay", "--jitter"),
     ("bench", "faults"): ("--hosts", "--loss", "--size"),
     ("bench", "allreduce"): ("-b", "-e"),
     ("bench", "broadcast"): ("--receivers", "-b", "-e"),
     ("bench", "aggregate"): ("--dims", "--degrees"),
 }
-ENDLESS = "1" + "0" * 30  # a number, but more than anything is allowed to be
-NO_RANGE = {"--step-factor", "--only"}  # where more than enough does no harm
+ENDLESS = "1" + "0" * 30  # a number above every bound
+NO_RANGE = {"--step-factor", "--only"}  # options that have no upper bound
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -43,9 +43,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def numeric() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Each command with each of its options whose value is a number, by all of the
-    option's names.
-    """
+    """Each command with each of its numeric options, under all of the option's names."""
     for path, command in commands(typer.main.get_command(app)):
         for option in command.params:
             kind = option.type_descriptor.annotation
@@ -80,8 +78,8 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def refuse(path: tuple[str, ...], option: tuple[str, ...], value: str, scenario: Path) -> None:
-    """Check that a command refuses a value by one line that names the option, the value and what it
-    must be.
+    """Check that a command refuses a value with one line that names the option, the value and what
+    it must be.
     """
     arguments = {("run",): [str(scenario)], ("up",): ["--topology", "leaf-spine"]}.get(path, [])
     result = CliRunner().invoke(
@@ -99,7 +97,9 @@ def refuse(path: tuple[str, ...], option: tuple[str, ...], value: str, scenario:
 
 
 @pytest.mark.parametrize(("path", "option"), list(numeric()), ids=words)
-def test_what_is_no_number(path: tuple[str, ...], option: tuple[str, ...], scenario: Path) -> None:
+def test_values_that_are_no_numbers_are_refused(
+    path: tuple[str, ...], option: tuple[str, ...], scenario: Path
+) -> None:
     for value in NO_NUMBERS:
         refuse(path, option, value, scenario)
 
@@ -107,7 +107,7 @@ def test_what_is_no_number(path: tuple[str, ...], option: tuple[str, ...], scena
 @pytest.mark.parametrize(
     ("path", "option"), [each for each in numeric() if each[1][-1] not in NO_RANGE], ids=words
 )
-def test_what_is_out_of_range(
+def test_values_out_of_range_are_refused(
     path: tuple[str, ...], option: tuple[str, ...], scenario: Path
 ) -> None:
     unit = "s" if option[0] in ("--delay", "--jitter") else ""

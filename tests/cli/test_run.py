@@ -80,8 +80,8 @@ def command(scenario: Path, out: Path, *arguments: str, epochs: int = 500) -> li
 
 
 def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, str]:
-    """Send a signal to a run when it says a line that begins so; return its status and its last
-    line.
+    """Send a signal to a run when it prints a line with the given beginning; return its status and
+    its last line.
     """
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
@@ -126,7 +126,9 @@ def test_runs_into_one_folder(
     busy = f"error: --out {out}: another run is being written there: choose another folder\n"
 
     def meanwhile(*arguments: str) -> tuple[int, str]:
-        """What a second run says as long as the first is going on, which is ended then."""
+        """Start a second run while the first is running, then end the first; return the second's
+        status and error.
+        """
         with subprocess.Popen(
             command(scenario, out, *arguments), stderr=subprocess.PIPE, text=True
         ) as first:
@@ -208,13 +210,13 @@ print(process.returncode, sorted(path.name for path in Path(disk, "run").iterdir
 
 
 @pytest.mark.net
-def test_a_disk_that_gets_full_meanwhile(
+def test_a_disk_that_fills_up_during_a_run_is_an_error(
     scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     disk = tmp_path / "disk"
     disk.mkdir()
-    # A mount namespace of its own: the small disk goes with the process.
+    # A separate mount namespace: the small disk disappears with the process.
     mounted = 'mount -t tmpfs -o size=80m none "$3" && exec "$0" -c "$1" "$2" "$3"'
     command = [
         "unshare",

@@ -2,7 +2,7 @@
 
 Some have their tests elsewhere: the same frame on two CPUs at once, stored
 (tests/kernel/test_ring_race.py); 10,000 collectives in a row, and a rank that stops for half a
-second (tests/collectives/test_xdp_ring.py); requests of another collective, earlier, later or never
+second (tests/collectives/test_xdp_ring.py); nacks of another collective, earlier, later or never
 launched (tests/kernel/test_hostile_frames.py).
 """
 
@@ -58,7 +58,7 @@ ETH_P_ALL = 3
 
 
 class Groups:
-    """A fabric on which tests form groups of numbers of their own."""
+    """A fabric on which tests form groups, each with a number of its own."""
 
     def __init__(self, fabric: Fabric, workers: Workers) -> None:
         self.fabric = fabric
@@ -66,7 +66,7 @@ class Groups:
         self.hosts = fabric.plan.hosts
 
     def form(self, ranks: int = 4, group_id: int | None = None, **options) -> int:
-        """A group of the first hosts; its number."""
+        """Form a group of the first hosts; return its number."""
         group_id = next(GROUPS) if group_id is None else group_id
         hosts = self.hosts[:ranks]
         options = {"capacity": 1 << 18, "mtu": self.fabric.plan.mtu, "timeout": 30.0} | options
@@ -77,7 +77,7 @@ class Groups:
         return group_id
 
     def call(self, function, group_id: int, ranks: int = 4, each=None, **arguments) -> list:
-        """Call a function of all ranks' workers; what they return or raise, by rank.
+        """Call a function in all ranks' workers; return what they return or raise, by rank.
 
         :param each: Arguments that differ, by rank.
         """
@@ -88,7 +88,7 @@ class Groups:
         return list(self.workers.call_all(function, calls, errors="return", timeout=90).values())
 
     def reduce(self, group_id: int, sizes: list[int], bits: int, ranks: int = 4) -> None:
-        """Sum drawn tensors, and compare bit for bit."""
+        """Sum random tensors, and compare bit for bit."""
         check(
             self.call(
                 reduce_in, group_id, ranks, [{"rank": rank} for rank in range(ranks)], sizes=sizes
@@ -98,7 +98,7 @@ class Groups:
         )
 
     def sum(self, group_id: int, values: list) -> list:
-        """What all ranks get, or raise, for one tensor each."""
+        """Sum one tensor per rank; return what each rank gets or raises."""
         return self.call(
             reduce_values_in, group_id, len(values), [{"values": one} for one in values]
         )
@@ -120,8 +120,8 @@ def four() -> Iterator[Groups]:
 @kernel_test
 @two_cpus
 def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
-    """Each is saved once, or twice in slots of its own; what is saved is whole, and replayed it
-    gives the same sum.
+    """Each frame is saved once, or twice in separate slots; saved frames are complete, and
+    replaying them gives the same sum.
     """
     rounds, chunks = 80, range(0, 3 * 80, 3)
     words = [np.full(LENGTH // 8, chunk, np.uint64) for chunk in chunks]
@@ -132,8 +132,8 @@ def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
             kernel.reset(SEQ)
             Pair(lambda turn: kernel.run("ring_link", frames[turn])).run(rounds)
             counted = kernel.counters()
-            # The later one is a duplicate, or finds the slots of its chunk taken by others on the
-            # way.
+            # The later frame is a duplicate, or finds the slots of its chunk taken by others in the
+            # meantime.
             assert counted["early"] + counted["duplicate"] == 2 * rounds
             early = [entry for entry in kernel.early_frames if entry.state]
             assert len(early) == counted["early"]
@@ -151,9 +151,9 @@ def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
 
 @kernel_test
 @two_cpus
-def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
-    """Every other result of an owner is missing; those that come, come twice at once, and name it.
-    Queues are a CPU's own.
+def test_a_loss_that_two_cpus_see_is_nacked_once_by_each() -> None:
+    """Every other result of an owner is missing; the others arrive on both CPUs at once, and each
+    names the missing one before it. Each CPU has a nack queue of its own.
     """
     rounds = 500
     chunks = range(0, 6 * rounds, 6)
@@ -168,19 +168,17 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
         kernel.reset(SEQ - 1, nack_holdoff_us=60_000_000)
         native.begin(SEQ, 6 * rounds, LENGTH, TAG)
         native.control.progress = word_of(SEQ, 6 * rounds)
-        native.control.next = word_of(SEQ, 0xFFFF)  # no token finds a chunk to become
+        native.control.next = word_of(SEQ, 0xFFFF)  # no token can become another chunk
 
         def work(turn: int) -> None:
             kernel.run("ring_link", frames[turn])
-            kernel.run(
-                "ring_execute", frames[turn]
-            )  # a copy that is to ask, if there is something to ask for
+            kernel.run("ring_execute", frames[turn])  # a copy that sends nacks if any are due
 
         Pair(work).run(rounds)
         counted = kernel.counters()
         assert counted["stored"] == rounds
-        # A frame whose duplicate was stored in time is not looked at any further; else both CPUs
-        # see what is missing.
+        # A frame whose duplicate was stored first is not processed further; otherwise both CPUs see
+        # what is missing.
         assert rounds <= counted["lost"] <= 2 * rounds
         assert counted["resent"] == counted["lost"]
         asked = kernel.records["attempt"][3::6]
@@ -188,13 +186,13 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
         assert (kernel.records["lost"][3::6, Stage.RESULT] == SEQ).all()
 
 
-# Numbers of collectives.
+# Sequence numbers.
 
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("after", [0, NEWEST - 1])
-def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> None:
-    """All of them, before each frame of the next one: each rank's sums are exact (see
+def test_frames_of_the_previous_collective_may_arrive_in_the_next(upstream, after) -> None:
+    """All of them arrive again before each frame of the next one: each rank's sums are exact (see
     `Member.step`).
     """
     todo = collectives(3, [6, 6], after=after)
@@ -213,7 +211,7 @@ def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> 
         if network.in_flight[index].header.seq != todo[0].seq:
             for old in recorded:
                 rank = network.members[int(old.destination.ip.rpartition(".")[2]) - 1].rank
-                # What they set off is thrown away: it would be as old as they are.
+                # Replies to them are dropped: they would be just as old.
                 rank.on_frame(old, network.now_us)
         deliver(index)
 
@@ -236,12 +234,12 @@ def seq_in(context, group_id):
 
 
 @net
-def test_results_of_2_to_the_32_collectives_ago_do_not_pass_for_new_ones(four) -> None:
-    """The last chunks of a large tensor are touched by nothing until the number comes again under
-    which they were stored.
+def test_results_of_2_to_the_32_collectives_ago_are_not_taken_for_new_ones(four) -> None:
+    """Nothing touches the last chunks of a large tensor until the sequence number under which they
+    were stored comes again.
 
-    On the way there, as numbers only go forward by less than half their range: what is old is
-    forgotten now and then.
+    Numbers only go forward by less than half their range at a time, and old results are forgotten
+    on the way.
     """
     group = four.form(lanes="int32", timeout=5.0)
     four.reduce(group, [100_003] * 8, 32)
@@ -268,7 +266,7 @@ def reduce_late_in(context, size, rank, late, group_id):
 @BITS
 @pytest.mark.parametrize("late", [0, 1, 3])
 def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
-    """What it is sent meanwhile comes early, and its sum is the others'."""
+    """Frames sent to it in the meantime arrive early, and its sum equals the others'."""
     group = four.form(lanes=f"int{bits}")
     four.reduce(group, [50_000], bits)  # agrees on the scale
     before = four.counters(group)[late]["early"]
@@ -277,12 +275,12 @@ def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
     assert four.counters(group)[late]["early"] > before
 
 
-# More ranks than there are bits.
+# More ranks than a field has bits.
 
 
 def test_a_status_tells_32_ranks_apart() -> None:
-    """Every rank with the same exponent, one byte's worst case; and each alone with a fault that
-    fills its record.
+    """All ranks with the same exponent, the worst case for one byte; and each rank alone with a
+    fault that fills its record.
     """
     total = np.sum(
         [np.frombuffer(encode(32, rank, 5, 0), np.uint64) for rank in range(32)],
@@ -339,8 +337,8 @@ def test_33_ranks_are_refused() -> None:
 @net
 @BITS
 def test_rounding_alone_is_no_overflow(four, bits) -> None:
-    """The largest float32 and its negative by turns: one of three is left over, whatever rounding
-    adds to it.
+    """Alternately the largest float32 and its negative: one of three is left over, whatever
+    rounding adds to it.
     """
     most = float(np.finfo(np.float32).max)
     values = [[most, -most], [-most, most], [most, -most]]
@@ -351,8 +349,8 @@ def test_rounding_alone_is_no_overflow(four, bits) -> None:
 @net
 @BITS
 def test_a_sum_overflows_float32(four, bits) -> None:
-    """An error that names the place, on every rank; or the largest float32, where that was asked
-    for.
+    """Every rank raises an error that names the index, or returns the largest float32 if this was
+    requested.
     """
     most = float(np.finfo(np.float32).max)
     values = [[1.0, 0.75 * most, -2.0]] * 4
@@ -387,8 +385,8 @@ SMALL = {
 @net
 @BITS
 @pytest.mark.parametrize("name", SMALL)
-def test_inputs_that_a_fixed_scale_would_lose(four, bits, name) -> None:
-    """1e-30 at a scale of 1e8 is nothing. Here the error is that of the group's largest magnitude,
+def test_inputs_that_a_fixed_scale_would_lose_keep_their_precision(four, bits, name) -> None:
+    """1e-30 at a scale of 1e8 vanishes. Here the error depends on the group's largest magnitude,
     whatever that is.
     """
     values, absmax = SMALL[name]
@@ -406,7 +404,7 @@ def test_inputs_that_a_fixed_scale_would_lose(four, bits, name) -> None:
 
 @net
 def test_ranks_with_different_lanes_are_an_error(four) -> None:
-    """One value and a status are as long in either: the tag tells."""
+    """One value and a status have the same length with both: only the tag differs."""
     hosts, group_id = four.hosts, next(GROUPS)
     specs = [
         make_groups(hosts, group_id=group_id, lanes=f"int{16 + 16 * (rank == 2)}", timeout=1.0)[
@@ -427,9 +425,9 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
 
 @net
 @pytest.mark.parametrize("mtu", [576, 1500, 3506])
-def test_blocks_around_the_mtu(mtu) -> None:
-    """Tensors that end just before, at and behind the end of a frame, with the status
-    or without.
+def test_tensors_around_a_multiple_of_the_mtu_are_summed(mtu) -> None:
+    """Tensors that end just before, at and just after the end of a frame, with and without the
+    status.
     """
     with (
         Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric,
@@ -446,7 +444,7 @@ def test_blocks_around_the_mtu(mtu) -> None:
             ]
             ends = (
                 np.flatnonzero(np.diff(totals)) + 1
-            )  # sizes that take a frame more than those before
+            )  # sizes that take one more frame than the preceding ones
             whole = chunk_bytes // lanes.bytes
             near = {int(end) + step for end in [*ends[:3], whole, 2 * whole] for step in (-1, 0, 1)}
             groups.reduce(groups.form(3, lanes=f"int{bits}"), sorted(near), bits, 3)
@@ -456,12 +454,12 @@ def test_blocks_around_the_mtu(mtu) -> None:
 
 
 @net
-def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
-    """From a host outside: all frames of the first group are replayed while the second works, which
-    has another cookie.
+def test_frames_recorded_in_one_run_do_no_harm_in_the_next() -> None:
+    """A host outside replays all frames of the first group while the second works, which has
+    another cookie.
 
-    Sequence numbers begin with 1 in every group: the cookie alone tells them apart. A bridge shows
-    what a switch program does not.
+    Sequence numbers start at 1 in every group, so only the cookie differs. A bridge forwards to
+    such a host what a switch program does not.
     """
     with (
         Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric,
@@ -472,7 +470,7 @@ def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
         sizes = [20_000, 1, 3000] * 3
         others = [
             [-make_input(size, rank) for rank in range(3)] for size in sizes
-        ]  # as large, so of the same tag
+        ]  # of the same size, so with the same tag
         with inside(
             fabric.switches["s1"].namespace.fd,
             lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)),
@@ -499,7 +497,7 @@ def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
 
 
 def received(tap: socket) -> Iterator[bytes]:
-    """The ring's frames that a socket holds."""
+    """The ring's frames that a socket has received."""
     while True:
         try:
             data = tap.recv(4096)
@@ -517,7 +515,7 @@ def replay(fabric: Fabric, frames: list[bytes]) -> None:
 
 
 def met(groups: Groups, group: int, before: list[dict[str, int]]) -> int:
-    """Frames of another cookie that have come in since."""
+    """The number of frames with another cookie that have arrived since."""
     return sum(
         now["bad_cookie"] - then["bad_cookie"]
         for now, then in zip(groups.counters(group, 3), before, strict=True)
@@ -528,7 +526,7 @@ def met(groups: Groups, group: int, before: list[dict[str, int]]) -> int:
 
 
 def reduce_both_in(context, rank, groups, size, times, at_once):
-    """Two groups' collectives from one process: by turns, or from a thread each."""
+    """Run two groups' collectives in one process: alternately, or in a thread each."""
     results = {group_id: [] for group_id in groups}
 
     def work(group_id, rounds):
@@ -550,8 +548,10 @@ def reduce_both_in(context, rank, groups, size, times, at_once):
 
 @net
 @pytest.mark.parametrize("at_once", [False, True], ids=["by turns", "at once"])
-def test_two_groups_on_the_same_hosts(four, at_once) -> None:
-    """One of them in the opposite order of ranks, so that each link carries both, both ways."""
+def test_two_groups_on_the_same_hosts_do_not_disturb_each_other(four, at_once) -> None:
+    """One of them has the opposite order of ranks, so that each link carries both groups in both
+    directions.
+    """
     hosts = four.hosts
     groups = [four.form(lanes="int16"), next(GROUPS)]
     specs = make_groups(

@@ -1,4 +1,4 @@
-"""GroupSpec: what it derives and what it refuses."""
+"""GroupSpec: the values that it derives, and the ones that it refuses."""
 
 import pickle
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def test_every_group_that_forms_has_a_cookie_of_its_own():
         (HOSTS[:2], {"group_id": 4096}, "group: group_id = 4096: must be 0 to 4095"),
     ],
 )
-def test_what_is_refused(hosts, options, text):
+def test_invalid_groups_are_refused(hosts, options, text):
     with pytest.raises(SpecError) as caught:
         make_groups(hosts, **options)
     assert str(caught.value) == text

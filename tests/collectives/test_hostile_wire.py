@@ -1,5 +1,5 @@
-"""Mutated frames on the wire of a fabric whose ranks work: from a host outside the group, and from
-one inside.
+"""Mutated frames on the wire of a fabric whose ranks are at work: from a host outside the group,
+and from one inside.
 """
 
 import random
@@ -46,14 +46,14 @@ REASONS = ("cookie", "receiver", "seq", "chunk", "length", "rank", "kind", "chec
 
 
 class Forger:
-    """Frames of the group, as scapy builds them from its secrets, and then spoilt: reproducible but
+    """Frames of the group, built by scapy with its secrets and then mutated; reproducible except
     for the cookie.
 
-    Sequence numbers are what the group is about to reach, so that many frames come early, and some
-    in time. Checksums stay as they fall: who computes seal and sums as well is a member of the
-    group, and no stranger.
+    Sequence numbers are those that the group is about to reach, so that many frames arrive early,
+    and some in time. Checksums are not adjusted: a sender that computes seals and sums as well is a
+    member of the group, not a stranger.
 
-    :param tensors: Chunks, bytes of a chunk and tag of those that the group sums.
+    :param tensors: Number of chunks, bytes per chunk, and tag of the tensors that the group sums.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Forger:
 
     def mutated(self, seq: int) -> bytes:
         """A frame with bits flipped behind the addresses, half of the time in the ring's header, or
-        cut.
+        truncated.
         """
         chance, data = self.chance, bytearray(self.frame(seq))
         for _ in range(chance.randint(0, 4)):
@@ -113,7 +113,9 @@ class Forger:
 
 @cache
 def lower(sender: Member, to: Member, length: int) -> bytes:
-    """Return the headers before the ring's; scapy takes longer for these few than for all else."""
+    """Return the headers in front of the ring's; scapy takes longer for these few than for
+    everything else.
+    """
     link = Ether(dst=to.mac, src=sender.mac) / IP(src=sender.ip, dst=to.ip, id=0, flags="DF")
     return bytes(link / UDP(sport=PORT, dport=PORT, chksum=0) / RingHeader() / Raw(bytes(length)))[
         :LOWER_BYTES
@@ -133,7 +135,7 @@ def tensors_in(context) -> list[tuple[int, int, int]]:
 
 @pytest.fixture(params=["xdp", "bridge"])
 def wires(request) -> Iterator[tuple]:
-    """A group of three of four hosts, and raw sockets in the fourth and in one of the three."""
+    """A group on three of four hosts, and raw sockets on the fourth and on one of the three."""
     plan = plan_fabric(hosts=4, switch=request.param)
     hosts = plan.hosts[:RANKS]
     with ExitStack() as stack:
@@ -157,8 +159,8 @@ def wires(request) -> Iterator[tuple]:
 
 
 def test_collectives_stay_exact_among_mutated_frames(wires) -> None:
-    """Ten thousand, from outside and inside the group by turns, while collectives go on until they
-    are all sent.
+    """Ten thousand frames are sent alternately from outside and inside the group, and collectives
+    continue until all are sent.
     """
     workers, hosts, specs, sockets = wires
     names = [host.name for host in hosts]

@@ -1,4 +1,4 @@
-"""Lanes: exact in integers, within their bound in floats, without carries, and the same in C as in
+"""Lanes: exact as integers, within their bound as floats, without carries, and the same in C and in
 numpy.
 """
 
@@ -23,14 +23,14 @@ ALL = [Lanes(bits, ranks) for bits in (16, 32) for ranks in range(1, 33)]
 
 
 def word_sum(summands, dtype):
-    """As the ring adds: 64-bit words, which know nothing of lanes."""
+    """Add as the ring does: 64-bit words, regardless of lanes."""
     words = [np.ascontiguousarray(lanes).view(np.uint64) for lanes in summands]
     return np.sum(words, axis=0, dtype=np.uint64).view(dtype)
 
 
 @pytest.mark.parametrize("lanes", ALL, ids=str)
 def test_no_lane_carries_into_its_neighbour(lanes) -> None:
-    """At both extremes and between, next to each other in a word."""
+    """With both extremes and values in between, next to each other in a word."""
     huge, exponent = np.float32(3e38), 0
     pattern = np.resize(np.array([huge, -huge, -huge, 0, huge, huge, 0, -huge], np.float32), 64)
     one = lanes.quantize(pattern, exponent)
@@ -60,7 +60,7 @@ def test_error_stays_within_its_bound(lanes) -> None:
 
 
 @given(FORMATS, FINITE.map(abs))
-def test_exponent_is_that_of_the_magnitude_unless_that_were_clamped(lanes, absmax) -> None:
+def test_exponent_is_that_of_the_magnitude_unless_it_would_be_clamped(lanes, absmax) -> None:
     exponent = lanes.exponent_for(absmax)
     assert exponent in EXPONENTS
     assert exponent >= lanes.least_exponent
@@ -104,8 +104,8 @@ def test_native_magnitude_and_search(values) -> None:
 
 @given(FORMATS, ANYTHING, st.integers(-60, 120), st.sampled_from((32, 96)))
 def test_native_quantize(lanes, values, exponent, per_chunk) -> None:
-    """Bit for bit, clamped values included; whole chunks have their check and the sum of all their
-    words.
+    """Bit for bit, including clamped values; whole chunks have their check, and the sum of all
+    their words is returned.
     """
     exponent = max(exponent, lanes.least_exponent)
     expected = lanes.quantize(values, exponent)
@@ -154,8 +154,8 @@ def test_native_dequantize(lanes, seed, count, exponent) -> None:
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize("shift", [0, 1, 7])
 def test_native_dequantize_of_large_arrays(bits, shift) -> None:
-    """Large ones go past the cache by another loop, which has to find an aligned start and to
-    finish the rest.
+    """Another loop writes large arrays past the cache; it has to find an aligned start and handle
+    the rest.
     """
     lanes = Lanes(bits, 3)
     count = (1 << 20) + 13
@@ -206,7 +206,7 @@ def test_checks_add_up_and_see_what_sums_do_not(ranks, seed, one, other, bit) ->
 
 
 def in_chunks(sums: np.ndarray, per_chunk: int) -> np.ndarray:
-    """Lanes as they lie in chunks, each with its check behind."""
+    """Lanes as chunks contain them, each chunk with its check at the end."""
     rows = -(-sums.size // per_chunk)
     out = np.zeros((rows, per_chunk + 8 // sums.itemsize), sums.dtype)
     for row in range(rows):
@@ -220,7 +220,9 @@ def in_chunks(sums: np.ndarray, per_chunk: int) -> np.ndarray:
 @pytest.mark.parametrize("ranks", [3, 5, 31])
 @pytest.mark.parametrize("bits", [16, 32])
 def test_rounding_alone_is_no_overflow(ranks, bits) -> None:
-    """Of +-max by turns one is left over, and float32 holds that; of one more it does not."""
+    """If +max and -max alternate, one is left over, which float32 can represent; it cannot
+    represent one more.
+    """
     lanes, most = Lanes(bits, ranks), np.float32(np.finfo(np.float32).max)
     exponent = lanes.exponent_for(float(most))
     turns = np.array([most if rank % 2 == 0 else -most for rank in range(ranks)], np.float32)

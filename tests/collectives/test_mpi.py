@@ -1,4 +1,4 @@
-"""mpirun that does not start its ranks."""
+"""An mpirun that does not start its ranks."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from testbed.worker import Workers
 pytestmark = pytest.mark.net
 
 
-def test_mpirun_that_ends_early_is_not_waited_for(
+def test_an_mpirun_that_exits_early_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpirun = tmp_path / "mpirun"

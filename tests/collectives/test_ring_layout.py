@@ -29,7 +29,7 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     layout = Layout.plan(count, lanes, chunk_bytes)
     assert layout.count == count
     assert layout.status == status_bytes(lanes.ranks)
-    # All fits, and not a chunk more than needed; the status shares no word with the lanes.
+    # Everything fits, no chunk is superfluous, and the status shares no word with the lanes.
     usable = chunk_bytes - CHECK_BYTES
     needed = -(-count * lanes.bytes // 8) * 8 + layout.status
     assert (layout.total - 1) * usable < needed <= layout.total * usable
@@ -43,7 +43,7 @@ def test_layout(count, lanes, chunk_bytes) -> None:
         assert layout.length == chunk_bytes
     else:
         assert 0 <= layout.length - (needed + CHECK_BYTES) < BLOCK
-    # Blocks are whole chunks: few of them, and none too small to be worth a doorbell.
+    # Blocks are whole chunks; there are few blocks, and each is large enough to be worth a kick.
     whole = count // (usable // lanes.bytes)
     assert layout.block * BLOCKS >= whole
     assert layout.block * chunk_bytes >= LEAST_BLOCK
@@ -56,7 +56,7 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     st.integers(0, 1 << 20),
 )
 def test_more_values_never_take_fewer_chunks(lanes, chunk_bytes, count) -> None:
-    """So that maps sized for the capacity hold every smaller tensor."""
+    """This means that maps sized for the capacity hold every smaller tensor."""
     assert chunks_for(count, lanes, chunk_bytes) <= chunks_for(count + 1, lanes, chunk_bytes)
 
 

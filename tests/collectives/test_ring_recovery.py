@@ -24,12 +24,12 @@ ELSEWHERE = Peer(SEQ - 1, SEQ - 1, 0, 0)
 
 
 class Port:
-    """A port whose peers are as told, and of which no results come.
+    """A port with given peers, which receives no results.
 
-    :param peers: What the ranks say of themselves, this one's own included; called at each look,
-        with how many there have been.
-    :param heard: Frames that come from each rank each time that it is waited for.
-    :param meanwhile: Frames of other tensors that come each time.
+    :param peers: What the ranks say about themselves, including this one; called at each look with
+        the number of looks so far.
+    :param heard: Frames that arrive from each rank during each wait.
+    :param meanwhile: Frames of other tensors that arrive during each wait.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ def spec(ranks: int = 3, **options: Any) -> GroupSpec:
         ),
     ],
 )
-def test_a_rank_says_why_nothing_moves(peers, heard, before, meanwhile, why) -> None:
-    """Frames of other tensors count only if they have come in this collective."""
+def test_a_rank_says_why_there_is_no_progress(peers, heard, before, meanwhile, why) -> None:
+    """Frames of other tensors count only if they have arrived during this collective."""
     recovery = Recovery(Port(spec(), lambda _: peers, heard, before, meanwhile))  # type: ignore[arg-type]
     with pytest.raises(CollectiveError) as failure:
         recovery.wait(SEQ, 9)
@@ -150,7 +150,7 @@ def test_a_rank_that_was_done_and_has_left_is_not_to_blame() -> None:
     ("end", "heard", "why"),
     [
         (End(Reason.SILENT, (2,)), [0, 1, 0], "rank 2 (h3) silent for 60 s"),
-        # It cannot have heard those that are heard here: it was cut off itself.
+        # A rank that this one hears cannot be silent: the rank that says so was itself cut off.
         (End(Reason.SILENT, (1, 2)), [0, 1, 0], "rank 2 (h3) silent for 60 s"),
         (
             End(Reason.SILENT, (0, 1)),
@@ -176,7 +176,9 @@ def test_a_rank_that_was_done_and_has_left_is_not_to_blame() -> None:
     ],
 )
 def test_a_rank_that_is_told_says_what_the_first_one_has_said(end, heard, why) -> None:
-    """At once, and it tells it on: the others hear the reason, not that it is gone."""
+    """It does so at once, and passes the reason on, so that the others learn it instead of finding
+    this rank gone.
+    """
     port = Port(spec(timeout=60.0), lambda _: [HERE] * 3, heard)
     port.ended = end
     with pytest.raises(CollectiveError) as failure:
@@ -190,7 +192,9 @@ def test_a_rank_that_is_told_says_what_the_first_one_has_said(end, heard, why) -
 
 
 def test_a_frame_of_another_tensor_ends_the_wait_at_once() -> None:
-    """Else ranks that have seen none would give up first, and say that nothing moves."""
+    """Otherwise ranks that have seen no such frame would give up first, and report that there is no
+    progress.
+    """
     port = Port(spec(timeout=60.0), lambda _: [HERE] * 3, [0, 1, 1], meanwhile=1)
     with pytest.raises(CollectiveError, match="the ranks reduce different tensors"):
         Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
@@ -208,9 +212,9 @@ def test_a_few_chunks_are_named_of_many() -> None:
         recovery.wait(SEQ, 9)
 
 
-def test_every_rank_is_probed_while_nothing_comes() -> None:
-    """Many times within the timeout, each time with another number: a loss must not be taken for a
-    rank that is gone.
+def test_every_rank_is_probed_while_nothing_arrives() -> None:
+    """Ranks are probed many times within the timeout, each time with another number, because a loss
+    must not make a rank look gone.
     """
     port = Port(spec(), lambda _: [HERE] * 3, [0, 0, 0])
     with pytest.raises(CollectiveError):
@@ -227,7 +231,7 @@ def stopped() -> Callable[[], float]:
 
 
 def test_a_rank_that_was_stopped_looks_before_it_gives_up() -> None:
-    """Whatever the others have sent meanwhile, it has not seen."""
+    """It has not yet seen what the others have sent in the meantime."""
     waiting = Port(spec(), lambda _: [HERE] * 3, [0, 0, 0])
     with pytest.raises(CollectiveError):
         Recovery(waiting, stopped()).wait(SEQ, 9)  # type: ignore[arg-type]
@@ -239,7 +243,7 @@ def test_a_rank_that_was_stopped_looks_before_it_gives_up() -> None:
     assert min(port.waits for port in (waiting, meeting, parting)) >= 10
 
 
-def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:
+def test_ranks_have_met_once_all_have_reported() -> None:
     here, nobody = Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)
     port = Port(
         spec(),
@@ -251,7 +255,7 @@ def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:
     assert port.control.verified == FIRST
 
 
-def test_who_does_not_open_the_group_is_named() -> None:
+def test_a_rank_that_does_not_open_the_group_is_named() -> None:
     port = Port(
         spec(), lambda _: [Peer(0, 0, 0, 0), Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)], [0, 1, 0]
     )
@@ -271,16 +275,20 @@ UNACKNOWLEDGED = Peer(SEQ, SEQ, SEQ - 1, 0)
     ("recovery", "peers", "stays_for"),
     [
         ("upstream", [DONE, DONE, DONE], set()),
-        ("upstream", [DONE, NEEDS, DONE], {1}),  # the rank behind may ask
-        ("upstream", [DONE, DONE, NEEDS], set()),  # nobody else does
-        ("upstream", [DONE, DONE, UNACKNOWLEDGED], {2}),  # the rank before stays until it is told
+        ("upstream", [DONE, NEEDS, DONE], {1}),  # the next rank may ask
+        ("upstream", [DONE, DONE, NEEDS], set()),  # no other rank does
+        (
+            "upstream",
+            [DONE, DONE, UNACKNOWLEDGED],
+            {2},
+        ),  # the preceding rank stays until it is told
         ("upstream", [DONE, UNACKNOWLEDGED, DONE], set()),
         ("origin", [DONE, DONE, NEEDS], {2}),
         ("origin", [DONE, UNACKNOWLEDGED, NEEDS], {1, 2}),
     ],
 )
 def test_a_rank_stays_for_those_that_may_need_it(recovery, peers, stays_for) -> None:
-    """They are heard all the time; it asks them how they are until they are done, here after five
+    """They are heard all the time; the rank probes them until they are done, here after five
     looks.
     """
     port = Port(
@@ -303,7 +311,7 @@ def test_a_rank_that_has_summed_nothing_stays_for_all_that_have_not_met_it(other
 
 
 class Seconds:
-    """A clock that goes on by a tenth of a second at each look."""
+    """A clock that advances by a tenth of a second at each look."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -325,7 +333,7 @@ def test_a_rank_that_has_given_up_stays_until_all_others_know() -> None:
 
 @pytest.mark.parametrize(("heard", "least", "most"), [([0, 0, 0], 0.2, 2.0), ([0, 1, 1], 1.0, 7.0)])
 def test_a_rank_that_has_given_up_does_not_stay_for_long(heard, least, most) -> None:
-    """Who is not heard may be gone, and who does not answer is not waited for."""
+    """A rank that is not heard may be gone, and a rank that does not answer is not waited for."""
     clock = Seconds()
     Recovery(Port(spec(), lambda _: [HERE] * 3, heard), clock).part()  # type: ignore[arg-type]
     assert least < clock.now < most
@@ -338,7 +346,7 @@ def test_nobody_stays_for_a_rank_that_has_given_up() -> None:
 
 
 def test_a_rank_that_says_nothing_new_is_waited_for_until_the_timeout() -> None:
-    """Whether it is cut off, and not heard, or stopped, and its programs answer."""
+    """Whether it is cut off and not heard, or stopped while its programs answer."""
     for heard in ([0, 0, 0], [0, 1, 1]):
         clock = Seconds()
         port = Port(spec(timeout=10.0), lambda _: [DONE, NEEDS, DONE], heard)
@@ -347,7 +355,7 @@ def test_a_rank_that_says_nothing_new_is_waited_for_until_the_timeout() -> None:
 
 
 def test_a_rank_that_goes_on_is_waited_for() -> None:
-    """The timeout begins anew whenever it says something new."""
+    """The timeout starts over whenever it says something new."""
 
     def peers(waits: int) -> list[Peer]:
         needs = Peer(SEQ, SEQ - 1, SEQ, min(waits // 30, 3))
@@ -358,8 +366,8 @@ def test_a_rank_that_goes_on_is_waited_for() -> None:
     assert clock.now > 20.0
 
 
-def test_a_rank_that_only_waits_to_be_told_is_soon_taken_for_gone() -> None:
-    """It has left before it could acknowledge."""
+def test_a_silent_rank_that_only_lacks_an_acknowledgement_is_soon_considered_gone() -> None:
+    """It has left before it could confirm."""
     port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNACKNOWLEDGED], [0, 0, 0])
     Recovery(port, Seconds()).linger(SEQ)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == {2}

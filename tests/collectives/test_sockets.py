@@ -1,5 +1,5 @@
-"""The socket baselines on a real fabric: sums against numpy, groups over subsets,
-ranks that die.
+"""The socket baselines on a real fabric: sums against numpy, groups on subsets of hosts, ranks that
+die.
 """
 
 import os
@@ -68,7 +68,7 @@ def all_reduce(workers, names, backend, size, group_id=0, **options):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_sums_are_those_of_numpy(ranks):
+def test_sums_equal_numpys(ranks):
     plan = plan_fabric(hosts=ranks, switch="bridge")
     with (
         Fabric(plan) as fabric,
@@ -127,7 +127,7 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_rank_ends_the_rest(backend):
+def test_a_killed_rank_ends_the_others(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
     with (
         Fabric(plan) as fabric,

@@ -34,7 +34,9 @@ def make_specs(ranks, **options):
 
 
 def on_all_ranks(specs, work):
-    """Run work(rank, backend) in a thread per rank; return the results or raise the first error."""
+    """Run work(rank, backend) in one thread per rank; return the results or raise the first
+    error.
+    """
 
     def one(spec):
         with tcp_ring.TcpRing(CONTEXT, spec) as backend:
@@ -53,14 +55,14 @@ def inputs(ranks, size):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Short tensors take several slices, steps end inside of segments, and slots run out."""
+    """Make short tensors take several slices, steps end inside segments, and slots run out."""
     monkeypatch.setattr(tcp_ring, "BLOCK", 48)
     monkeypatch.setattr(tcp_ring, "SEGMENT", 7)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
-def test_sums_are_those_of_numpy(small_blocks, ranks, in_place):
+def test_sums_equal_numpys(small_blocks, ranks, in_place):
     sizes = [0, 1, ranks - 1, ranks + 1, 48 * ranks, 48 * ranks + 1, 10_007]
     tensors = {size: inputs(ranks, size) for size in sizes}
 
@@ -80,7 +82,7 @@ def test_sums_are_those_of_numpy(small_blocks, ranks, in_place):
         absmax = max((float(np.abs(x).max(initial=0)) for x in tensors[size]), default=0.0)
         for rank in range(ranks):
             assert np.abs(results[rank][index] - expected).max(initial=0) <= bound(absmax)
-            # A ring gives all ranks the very same bits.
+            # A ring gives all ranks exactly the same bits.
             assert np.array_equal(results[rank][index], results[0][index])
 
 
@@ -112,7 +114,7 @@ def test_time_is_accounted_for():
 
 
 def gather_errors(specs, work):
-    """Like on_all_ranks, but each rank's result is the CollectiveError that it met."""
+    """Like on_all_ranks, but each rank's result is the CollectiveError that it raised."""
 
     def catching(rank, backend):
         try:
@@ -173,7 +175,7 @@ def test_foreign_clients_delay_nobody_and_are_closed(kind, number):
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
-        # Rank 0 listens, and cannot have met rank 1, which is not there.
+        # Rank 0 listens, and cannot have met rank 1, which does not exist.
         with connect_clients(
             address_of(specs[0]), [FOREIGN[kind]] * number, lambda: not first.done()
         ) as clients:
@@ -208,7 +210,7 @@ def test_the_oldest_of_too_many_foreign_clients_makes_room(monkeypatch):
         with connect_clients(
             address_of(specs[0]), [FOREIGN["silent"]] * 50, lambda: not first.done()
         ) as clients:
-            assert all(map(is_closed, clients[:42]))  # before anybody has met
+            assert all(map(is_closed, clients[:42]))  # before any ranks have met
             assert not first.done()
             second = pool.submit(connect_and_sum, specs[1])
             assert first.result() == second.result() == 3.0
@@ -268,7 +270,7 @@ def test_overlapping_arrays():
 
 def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(100_000, np.float32))
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")  # to write there is SIGSEGV
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")  # writing there raises SIGSEGV
 
     def work(rank, backend):
         mine = np.full(mapped.shape, rank + 1, np.float32)

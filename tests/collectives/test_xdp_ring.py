@@ -80,7 +80,7 @@ def test_groups_over_subsets_work_at_once(ring4):
     }
     for group_id, members in groups.items():
         connect(workers, members, lanes="int16", group_id=group_id, capacity=1 << 18)
-    # Groups 2 and 3 share no host: both are under way at the same time.
+    # Groups 2 and 3 share no host: both are at work at the same time.
     arguments = {
         host.name: {"sizes": [100_003] * 10, "rank": rank, "group_id": group_id}
         for group_id in (2, 3)
@@ -131,11 +131,11 @@ def test_system_calls_do_not_grow_with_the_tensor(ring4):
         spent[size] = [
             {key: after[name][key] - before[name][key] for key in after[name]} for name in names
         ]
-    # A doorbell a block and one for each 32 early frames, giving way 64 times, a sleep.
+    # One kick per block and one per 32 early frames, 64 yields, one sleep.
     doorbells = 1 + EARLY_SLOTS // constant("RING_FAN_LARGE")
     for ranks in spent.values():
         for rank in ranks:
-            # A look kicks for probes, and for retransmissions: a window's chunks at most.
+            # Each look kicks for probes, and for retransmissions of at most a window of chunks.
             bound = BLOCKS * doorbells + 64 + 1 + (2 + doorbells) * (rank["looks"] + 1)
             assert 0 < rank["syscalls"] <= bound
 
@@ -167,7 +167,7 @@ def test_sums_beyond_float32_are_an_error(ring4):
     assert all("overflows float32 at index 2" in str(answer) for answer in answers.values())
 
 
-def test_saturation_when_asked_for(ring4):
+def test_sums_saturate_on_request(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, on_overflow="saturate")
     values = {host.name: {"values": [1.0, 2.0, 4.0]} for host in plan.hosts}
@@ -201,12 +201,14 @@ def test_different_lengths_are_an_error_not_a_wrong_sum(ring4):
     assert any("different" in str(answer) for answer in answers.values()), answers
 
 
-SAME_TAG = 101_402, 102_000  # their tags are equal, and they take as many frames
+SAME_TAG = 101_402, 102_000  # their tags and their numbers of frames are equal
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_different_lengths_that_no_frame_tells_apart_are_an_error_at_once(ring4, known):
-    """Whether the ranks first agree on a scale, or have reduced tensors of both sizes before."""
+    """Whether the ranks have to agree on a scale first, or have reduced tensors of both sizes
+    before.
+    """
     plan, workers = ring4
     hosts = plan.hosts[:2]
     connect(workers, hosts, lanes="int16", capacity=1 << 18, timeout=10.0)
@@ -239,8 +241,8 @@ def test_a_rank_that_left_the_group_is_named(ring4):
         assert "rank 1 (h2) silent for 1 s" in str(answer)
 
 
-def test_a_rank_that_has_given_up_and_closed_is_not_taken_for_the_one_that_is_gone(ring4):
-    """The others call later, and say what it has said."""
+def test_a_rank_that_has_given_up_and_closed_is_not_mistaken_for_the_one_that_is_gone(ring4):
+    """The others call later, and repeat what it has said."""
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=2.0)
     workers["h2"].call(close_in)

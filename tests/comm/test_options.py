@@ -1,4 +1,4 @@
-"""An option is stated once: a field of its model is a key of scenarios, a field of groups and a
+"""An option is defined once: a field of its model is a key of scenarios, a field of groups and a
 flag of benches.
 """
 
@@ -80,7 +80,7 @@ def test_an_exchange_has_its_terms() -> None:
 
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
-    """Nothing but the model is edited, in a copy of the package."""
+    """Only the model is edited, in a copy of the package."""
     for name in ("testbed", "bpf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "testbed" / "comm" / "options.py"

@@ -25,28 +25,28 @@ def check(graph: Partitioned, dim: int, kind: Aggregation) -> None:
         Adjacency(halo.indptr, halo.indices, halo.weights, dim, kind).aggregate(
             x[np.concatenate(halo.sources)], out
         )
-        infinite = np.isneginf(exact)  # a maximum over nothing
+        infinite = np.isneginf(exact)  # a maximum over no elements
         assert np.array_equal(np.isneginf(out), infinite)
         assert (np.abs(out[~infinite] - exact[~infinite]) <= bound[~infinite]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [1, 3, 63, 64, 65, 128, 511, 512])
-def test_dims(kind: Aggregation, dim: int) -> None:
+def test_all_dims_are_aggregated(kind: Aggregation, dim: int) -> None:
     check(draw_partitioned(0, 60, 300, 3), dim, kind)
 
 
 @given(partitioned(), st.sampled_from(KINDS), st.integers(1, 70))
-def test_any_graph(graph: Partitioned, kind: Aggregation, dim: int) -> None:
+def test_any_graph_is_aggregated(graph: Partitioned, kind: Aggregation, dim: int) -> None:
     check(graph, dim, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hub_of_twenty_thousand(kind: Aggregation) -> None:
+def test_a_hub_with_twenty_thousand_neighbours_is_aggregated(kind: Aggregation) -> None:
     check(draw_partitioned(0, 5000, 100, 2, hub=40_000), 17, kind)
 
 
-def test_without_weights() -> None:
+def test_aggregation_without_weights() -> None:
     out = np.empty((2, 2), np.float32)
     rows = np.array([[1, 2], [3, 5]], np.float32)
     Adjacency(np.array([0, 2, 2]), np.array([0, 1], np.int32), None, 2, "sum").aggregate(rows, out)

@@ -31,7 +31,7 @@ def hosts(name: str, fabric: Fabric, workers: Workers) -> Iterator[Hosts]:
     before = fabric.datapath
     yield Hosts(fabric, workers, name)
     if fabric.datapath != before:
-        with suppress(TestbedError):  # where a worker has died; such a fabric is not used again
+        with suppress(TestbedError):  # if a worker has died; such a fabric is not reused
             set_datapath(fabric, before)
 
 
@@ -39,9 +39,9 @@ every = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.mark.parametrize("ranks", range(1, 6))
-def test_aggregates_are_those_of_the_reference(ranks: int) -> None:
+def test_aggregates_equal_the_references(ranks: int) -> None:
     graph = draw_partitioned(ranks, 150, 1200, ranks)
-    # Each kind and each dim; pairs differ from one number of ranks to the next.
+    # Each kind and each dim occurs; their pairs differ between numbers of ranks.
     grid = list(zip(itertools.islice(itertools.cycle(KINDS), ranks, None), DIMS, strict=False))
     with Fabric(plan_fabric(hosts=ranks)) as fabric, Workers(fabric) as workers:
         for name in NAMES:
@@ -56,7 +56,7 @@ def test_aggregates_are_those_of_the_reference(ranks: int) -> None:
 
 @every
 @pytest.mark.fabric(hosts=4)
-def test_ranks_without_vertices_and_without_neighbours(name: str, hosts: Hosts) -> None:
+def test_ranks_may_have_no_vertices_or_no_neighbours(name: str, hosts: Hosts) -> None:
     for empty, aloof in (
         ((1,), (3,)),
         ((0,), ()),
@@ -75,8 +75,8 @@ def test_ranks_without_vertices_and_without_neighbours(name: str, hosts: Hosts) 
 
 @every
 @pytest.mark.fabric(hosts=4)
-def test_several_are_open_at_once(name: str, hosts: Hosts) -> None:
-    """As in training: layers of different dims, forward and backward, take turns."""
+def test_several_exchanges_can_be_open_at_once(name: str, hosts: Hosts) -> None:
+    """As in training: layers of different dims alternate, forward and backward."""
     graphs = [draw_partitioned(seed, 200, 2000, 4) for seed in (0, 1)]
     layers = [(graphs[k % 2], dim, KINDS[k % 3]) for k, dim in enumerate((64, 3, 64, 16))]
     numbers = [hosts.open(*layer) for layer in layers]
@@ -98,8 +98,8 @@ def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
         number = hosts.open(graph, 64, kind)
         hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])])
         sent = hosts.counters(number)
-        # Each halo vertex comes once at least, as 16-bit numbers at the smallest; a frame is a TSO
-        # super-packet at the largest.
+        # Each halo vertex is received at least once, at least as 16-bit numbers; the largest frame
+        # is a TSO super-packet.
         assert sent.wire_bytes > sum(halo.num_halo for halo in graph.halos) * 64 * 2
         assert 0 < sent.packets < sent.wire_bytes / 54
 
@@ -135,13 +135,13 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(name: str, hosts: Hosts) -> 
             assert isinstance(error, CollectiveError)
             if (
                 name != "gloo"
-            ):  # which says that time is over, or names an address if it was the first to notice
+            ):  # which says that the time is up, or names an address if it was the first to notice
                 assert "rank 1 (h2)" in str(error)
 
 
 @every
 @pytest.mark.fabric(hosts=3)
-def test_a_killed_rank_ends_the_rest(name: str, hosts: Hosts) -> None:
+def test_a_killed_rank_ends_the_others(name: str, hosts: Hosts) -> None:
     graph = draw_partitioned(0, 300, 3000, 3)
     number = hosts.open(graph, 64, "sum")
     os.kill(hosts.workers["h2"].pid, signal.SIGKILL)

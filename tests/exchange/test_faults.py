@@ -1,4 +1,4 @@
-"""Every exchange under faults: exact within its bounds, an end in bounded time, and faults that
+"""Every exchange under faults: results within their bounds, an end in bounded time, and faults that
 have fired.
 """
 
@@ -21,11 +21,12 @@ FAULTS = [
     ["duplicate p=0.1"],
     [
         "corrupt p=0.02"
-        # one bit: of two, TCP's checksum misses one pair in 32, those that cancel each other out in
+        # one bit: TCP's checksum misses one pair of flipped bits in 32, those that cancel out in
         # its sum
     ],
     ["reorder p=0.05 behind=5", "delay p=0.05 delay=2ms jitter=1ms"],
-    # Short ones: TCP, which sends one frame a timeout and doubles it, meets them frame by frame.
+    # Short bursts: TCP retransmits one frame per timeout, which it doubles, and so gets through a
+    # burst one frame at a time.
     ["burst enter=0.01 leave=0.7", "duplicate p=0.01"],
     ["link-down host=h2 at=20ms for=200ms"],
     ["pause host=h3 at=20ms for=500ms"],
@@ -84,6 +85,6 @@ def test_a_killed_rank_is_named_by_all_others(
             }
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
-        # A rank that gives up closes gloo's connections, which others may notice before those of
-        # the one that died.
+        # A rank that gives up closes gloo's connections, and others may notice this before they
+        # notice the dead rank's.
         assert name == "gloo" or "rank 1 (h2)" in str(error)

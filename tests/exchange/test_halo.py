@@ -1,4 +1,4 @@
-"""Halos: together they are the graph, and what one rank sends is what the other expects."""
+"""Halos: together they make up the graph, and each rank sends what the others expect."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.gnn.graphs import Adjacency, directed
 
 @st.composite
 def halves(draw: Any) -> tuple[Adjacency, np.ndarray, int]:
-    """A graph, owners, and the number of ranks, some of which may own nothing."""
+    """A graph, its owners, and the number of ranks; some ranks may own nothing."""
     graph = draw(directed())
     world = draw(st.integers(1, 5))
     n = len(graph[0]) - 1
@@ -24,7 +24,7 @@ def halves(draw: Any) -> tuple[Adjacency, np.ndarray, int]:
 
 
 def entries(halo: Halo) -> list[tuple[int, int]]:
-    """A halo's adjacency entries as pairs of the graph's vertices: who takes in, and whose."""
+    """A halo's adjacency entries as pairs of the graph's vertices: target and source."""
     numbers = np.concatenate(halo.sources)
     pairs = []
     for indptr, indices, vertices in (
@@ -50,7 +50,7 @@ def test_halos_hold_every_entry_once(given: tuple[Adjacency, np.ndarray, int]) -
 
 
 @given(halves())
-def test_what_is_sent_is_what_is_expected(given: tuple[Adjacency, np.ndarray, int]) -> None:
+def test_each_rank_sends_what_others_expect(given: tuple[Adjacency, np.ndarray, int]) -> None:
     graph, owner, world = given
     halos = make_halos(*graph, owner, world)
     for halo in halos:
@@ -60,7 +60,7 @@ def test_what_is_sent_is_what_is_expected(given: tuple[Adjacency, np.ndarray, in
             assert np.array_equal(halo.owned[halo.sends[other.rank]], other.sources[halo.rank])
             assert np.array_equal(halo.positions[other.rank], other.sends[halo.rank])
             assert halo.sizes[other.rank] == other.num_owned
-        # Each halo vertex is needed by someone here, and is another's.
+        # Each halo vertex is needed by a vertex here, and owned by another rank.
         assert np.array_equal(np.unique(halo.indices), np.arange(halo.num_halo))
         for rank, vertices in enumerate(halo.sources):
             assert np.array_equal(np.unique(vertices), vertices)
@@ -76,7 +76,7 @@ def test_local_and_remote_sums_make_the_whole(
     rng = np.random.default_rng(seed)
     x = rng.integers(-9, 10, (n, 3)).astype(
         np.float32
-    )  # whole numbers: sums are exact in any order
+    )  # whole numbers, so sums are exact in any order
     weights = rng.integers(1, 5, len(indices)).astype(np.float32) if weighted else None
     whole = sums(weights, indices, indptr, x, n)
     for halo in make_halos(indptr, indices, owner, world, weights):

@@ -1,4 +1,4 @@
-"""What an exchange refuses before it is opened."""
+"""Specs that an exchange refuses before it is opened."""
 
 import pytest
 

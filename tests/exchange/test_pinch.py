@@ -22,7 +22,7 @@ from testbed.testing.aggregates import Format, exact, magnitude
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in, assert_exact
 
-TIMEOUT = 30.0  # seconds, of an exchange
+TIMEOUT = 30.0  # seconds for an exchange
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
@@ -61,7 +61,7 @@ def test_other_mtus(hosts, mtu) -> None:
 
 
 def test_magnitudes_from_one_exchange_to_the_next(hosts) -> None:
-    """Ranks do not settle on a scale that some of them have left."""
+    """Ranks do not agree on a scale that some of them have already given up."""
     graph = draw_partitioned(0, 200, 2000, 4)
     x = embeddings(0, graph, 8) / np.float32(4096)
     scales = [np.float32(10.0**power) for power in (0, 30, -30, 0, -36, 5)]
@@ -76,7 +76,7 @@ def test_a_thousand_in_a_row(hosts) -> None:
 
 
 def both_in(context, one, other, inputs, times):
-    """Aggregate in two exchanges at once, from a thread each."""
+    """Aggregate in two exchanges at once, in a thread each."""
     results = {}
 
     def work(number: int) -> None:
@@ -109,7 +109,7 @@ def test_two_at_once_on_the_same_hosts(hosts) -> None:
 
 
 def received(tap: socket) -> Iterator[bytes]:
-    """The exchange's frames that a socket holds."""
+    """The exchange's frames that a socket has received."""
     while True:
         try:
             data = tap.recv(4096)
@@ -132,9 +132,9 @@ def replay(fabric, frames: list[bytes]) -> None:
 
 
 @pytest.mark.fabric(hosts=4, switch="bridge", datapath="xdp")
-def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric) -> None:
-    """From a host outside, with the cookie that still holds. A bridge shows what a switch program
-    does not.
+def test_replayed_frames_of_earlier_exchanges_do_no_harm_in_later_ones(hosts, fabric) -> None:
+    """A host outside replays them, with the cookie that is still valid. A bridge forwards to it
+    what a switch program does not.
     """
     graph = draw_partitioned(0, 400, 4000, 3, hub=1000)
     with (
@@ -164,7 +164,7 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
         assert exchange.measures()["bad_seq"] > before
 
 
-# With a scale that is known.
+# With a known scale.
 
 
 @both_lanes
@@ -172,7 +172,7 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
     "words", [(), ("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5")]
 )
 def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> None:
-    """Nothing holds them together but frames: some are an exchange ahead of others."""
+    """Only frames keep them together: some are an exchange ahead of others."""
     graph, form = (
         draw_partitioned(0, 400, 3000, 4, hub=2000),
         Format(16 if lanes == "int16" else 32),
@@ -198,8 +198,8 @@ def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> Non
     [(4.0, "of 2**2 or more, which exponent = 2 leaves out"), (np.nan, "that are not finite")],
 )
 def test_values_beyond_a_known_scale(hosts, faults, value, what) -> None:
-    """The rank that has them tells the others, which do not wait for it, even where it has told
-    them in vain at first.
+    """The rank that has them tells the others, which do not wait for it, even if its first message
+    is lost.
     """
     graph = draw_partitioned(0, 200, 2000, 3)
     x = np.full((200, 4), 3.99, np.float32)
@@ -224,10 +224,10 @@ def test_values_beyond_a_known_scale(hosts, faults, value, what) -> None:
 def moving(
     graph: Partitioned, dim: int, turns: int, share: float = 0.3, step: float = 0.1
 ) -> list[np.ndarray]:
-    """Embeddings of which some change a little from turn to turn."""
+    """Embeddings, some of which change a little from turn to turn."""
     random = np.random.default_rng(0)
     x = random.uniform(-1, 1, (len(graph.owner), dim)).astype(np.float32)
-    x[0, 0] = 0.99  # holds the scale
+    x[0, 0] = 0.99  # keeps the scale
     found = []
     for _ in range(turns):
         moved = random.random(len(x)) < share
@@ -242,7 +242,7 @@ def moving(
 def cached(
     graph: Partitioned, kind: str, lanes: str, x: np.ndarray, exponent: int
 ) -> list[np.ndarray]:
-    """What a cache of bound 0 gives: what none gives with half the range."""
+    """The results with a cache of bound 0: those without a cache at half the range."""
     form = Format(16 if lanes == "int16" else 32, halved=True)
     return exact(graph, form.quantize(x, exponent), kind, form, exponent)
 
@@ -269,14 +269,16 @@ def test_a_bound_of_0_gives_what_no_cache_gives(hosts, faults, lanes, kind, word
     sends = np.concatenate(
         [halo.owned[np.unique(np.concatenate(halo.sends))] for halo in graph.halos]
     )
-    # Some that have moved less than a step have moved by no lane.
+    # Some embeddings have moved by less than a step, so their lanes have not changed.
     assert measures["cache_hits"] >= sum(int(each[sends].sum()) for each in still) > 0
     assert measures["bytes_saved"] > 0
 
 
 @both_lanes
-def test_a_scale_that_is_outgrown_or_wasted(hosts, lanes) -> None:
-    """All ranks start over with a scale for the new magnitudes; in between the old one stays."""
+def test_a_scale_that_is_too_small_or_too_large_is_replaced(hosts, lanes) -> None:
+    """All ranks start over with a scale for the new magnitudes; for magnitudes in between the old
+    one stays.
+    """
     graph = draw_partitioned(0, 300, 2000, 4)
     inputs, exponents, scale = [], [], None
     for power in (0, 3, 2, 0, -1, -1, -20, -20, 0):
@@ -311,12 +313,14 @@ def test_aggregates_stay_within_the_bound(hosts, faults, words) -> None:
             most = Numbers(layout, "weighted", scale, halved=True).error_bound(halo, 1.0, bound)
             assert (np.abs(found - wanted) <= most).all()
             off = max(off, float(np.abs(found - wanted).max()))
-    assert off > 1e-3  # what is left out shows
+    assert off > 1e-3  # the omitted changes are visible
     assert 0 < measures["cache_hits"] <= measures["cache_lookups"] * 3 / 4 + 1
 
 
 def test_no_vertex_is_older_than_staleness(hosts) -> None:
-    """Embeddings that stop moving are right so many exchanges later, however large the bound."""
+    """Embeddings that stop changing are right after this many exchanges, however large the
+    bound.
+    """
     graph = draw_partitioned(0, 300, 2000, 4)
     first = moving(graph, 8, 1)[0]
     then = np.clip(first * np.float32(0.9), -1, 1).astype(np.float32)

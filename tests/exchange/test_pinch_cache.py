@@ -1,4 +1,4 @@
-"""The sender's memory: what is sent, when a scale is given up, what is counted."""
+"""The sender's cache: what is sent, when a scale is given up, what is counted."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ DIM = 5
 
 
 class Sender:
-    """Rank 0's cache, and its vertices as frames would carry them."""
+    """Rank 0's cache, and its vertices as frames carry them."""
 
     def __init__(self, bits: int = 16, **options) -> None:
         self.halo = GRAPH.halos[0]
@@ -38,7 +38,7 @@ class Sender:
         self.scale = ScaleGuess(slack=SLACK, patience=None)
 
     def send(self, x: np.ndarray, exponent: int) -> np.ndarray:
-        """An exchange at an exponent that all agree on; positions that are sent."""
+        """Run an exchange at an exponent on which all agree; return the positions that are sent."""
         if self.scale.exponent is not None:
             chosen = self.cache.choose(x, self.scale.exponent)
         if not self.scale.holds(exponent):
@@ -67,7 +67,7 @@ def draw(seed: int) -> np.ndarray:
     )
 
 
-def test_what_has_not_changed_is_not_sent_again() -> None:
+def test_unchanged_vertices_are_not_sent_again() -> None:
     sender = Sender(bound=0.0)
     x = draw(0)
     np.testing.assert_array_equal(sender.send(x, 0), sender.tables.outgoing)
@@ -85,7 +85,7 @@ def test_what_has_not_changed_is_not_sent_again() -> None:
 def test_a_small_change_waits_no_longer_than_staleness_says(staleness) -> None:
     sender = Sender(bound=0.5, staleness=staleness)
     x = draw(0)
-    x[:, 0] = 0.75  # so that all are sent the first time
+    x[:, 0] = 0.75  # so that all vertices are sent the first time
     sender.send(x, 0)
     x[sender.tables.outgoing] *= np.float32(0.9)
     sent = [len(sender.send(x, 0)) for _ in range(2 * staleness)]
@@ -102,8 +102,8 @@ def test_a_small_change_waits_no_longer_than_staleness_says(staleness) -> None:
     st.lists(st.integers(-9, 3), min_size=1, max_size=8),
 )
 def test_others_never_differ_by_more_than_the_bound(bits, bound, staleness, exponents) -> None:
-    """Whatever the magnitudes: lanes that others hold are those of now, but for the bound; and none
-    is older than allowed.
+    """Whatever the magnitudes: the lanes that others hold equal the current ones within the bound,
+    and none is older than allowed.
     """
     sender = Sender(bits, bound=bound, staleness=staleness)
     outgoing = sender.tables.outgoing
@@ -136,7 +136,7 @@ def test_a_scale_holds_for_three_powers_of_two_below_it(then) -> None:
     outgoing, x = sender.tables.outgoing, draw(0)
     sender.send(x, 3)
     np.testing.assert_array_equal(sender.send(x, then), outgoing if fresh else outgoing[:0])
-    # What was chosen by a scale that did not hold does not count.
+    # A choice made with a scale that did not hold does not count.
     assert (sender.cache.hits, sender.cache.lookups) == (
         0 if fresh else len(outgoing),
         2 * len(outgoing),

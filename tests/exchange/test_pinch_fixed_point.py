@@ -37,7 +37,7 @@ def numbers(
 
 
 def draw(shape: tuple[int, int], exponent: int, seed: int = 0) -> np.ndarray:
-    """Of magnitudes below ``2**exponent``, the largest ones and 0 among them."""
+    """Embeddings of magnitudes below ``2**exponent``, including the largest ones and 0."""
     random = np.random.default_rng([seed, *shape])
     with np.errstate(under="ignore"):
         x = np.ldexp(random.uniform(-1, 1, shape).astype(np.float32), exponent).astype(np.float32)
@@ -58,7 +58,7 @@ def fill(
     last: np.ndarray | None = None,
     cuts: int = 1,
 ):
-    """Payloads of all frames, written in one go or several; records of frames."""
+    """Payloads of all frames, written in one or several calls, and records of frames."""
     count = len(bundles.to)
     payloads = np.full((count * made.layout.parts, made.layout.payload), 0xAA, np.uint8)
     frames = np.zeros(len(payloads), dtype("pinch_frame"))
@@ -81,7 +81,7 @@ def assert_payloads(
 
 @BITS
 @pytest.mark.parametrize("dim", DIMS)
-def test_payloads_are_those_of_the_reference(bits, dim) -> None:
+def test_payloads_equal_the_references(bits, dim) -> None:
     random = np.random.default_rng(dim)
     for exponent in EXPONENTS:
         x = draw((40, dim), exponent)
@@ -98,8 +98,8 @@ def test_payloads_are_those_of_the_reference(bits, dim) -> None:
 
 @BITS
 @pytest.mark.parametrize("dim", [1, 3, 64, 512])
-def test_payloads_of_changes(bits, dim) -> None:
-    """What is remembered is what others have got: only of the vertices that were sent."""
+def test_payloads_of_changes_equal_the_references(bits, dim) -> None:
+    """The cache remembers what others have received: only the vertices that were sent."""
     made, form = numbers(dim, bits, halved=True), Format(bits, halved=True)
     last = np.zeros((30, dim), np.int32)
     for turn in range(4):
@@ -131,7 +131,7 @@ def test_the_largest_change_fits_a_lane(bits) -> None:
 @given(
     st.integers(1, 9), st.integers(0, 30), st.floats(0, 2), st.integers(1, 4), st.integers(0, 99)
 )
-def test_what_has_changed_is_what_the_reference_says(
+def test_changed_vertices_are_those_of_the_reference(
     bits, dim, count, bound, staleness, seed
 ) -> None:
     made, form, random = (
@@ -175,7 +175,7 @@ def accumulate(layout: RowLayout, kind: Aggregation, sums: np.ndarray) -> np.nda
 @BITS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("banks", [1, 2, 3])
-def test_aggregates_are_those_of_the_reference(bits, kind, banks) -> None:
+def test_aggregates_equal_the_references(bits, kind, banks) -> None:
     most = (1 << (2 * bits - 1)) - 1
     for dim in DIMS:
         random = np.random.default_rng([dim, banks])
@@ -202,7 +202,7 @@ def test_aggregates_are_those_of_the_reference(bits, kind, banks) -> None:
 
 
 @BITS
-def test_a_maximum_of_nothing(bits) -> None:
+def test_a_maximum_over_no_neighbours_is_minus_infinity(bits) -> None:
     made = numbers(5, bits, "max")
     accumulators = np.zeros((2, 3, made.layout.wide), np.uint64)
     made.reset(accumulators.reshape(-1))
@@ -211,7 +211,7 @@ def test_a_maximum_of_nothing(bits) -> None:
     assert (out == -np.inf).all()
 
 
-def test_the_largest_magnitude_of_some_rows() -> None:
+def test_the_largest_magnitude_of_some_rows_is_found() -> None:
     made, x = (
         numbers(3, 16),
         np.array([[1, -7, 3], [0, 9, 0], [1, -np.inf, 3], [1, np.nan, np.inf]], np.float32),
@@ -249,13 +249,13 @@ def test_every_error_is_within_its_bound_at_any_magnitude(bits, kind, magnitude)
 
 
 @given(st.floats(0, width=32, allow_infinity=False))
-def test_exponent_of_a_magnitude(absmax) -> None:
+def test_a_magnitude_has_the_smallest_exponent_above_it(absmax) -> None:
     exponent = exponent_of(absmax)
     assert absmax < 2.0**exponent
     assert exponent == LEAST_EXPONENT or absmax >= 2.0 ** (exponent - 1)
 
 
-def test_exponents_at_the_ends() -> None:
+def test_exponents_at_the_ends_of_the_range() -> None:
     finfo = np.finfo(np.float32)
     values = [0.0, float(finfo.smallest_subnormal), 1.0, float(finfo.max)]
     assert [exponent_of(value) for value in values] == [LEAST_EXPONENT, -148, 1, 128]

@@ -1,4 +1,6 @@
-"""How ranks enter and leave exchanges on real hosts, if one is late, lost, alone, or gone."""
+"""How ranks enter and leave exchanges on real hosts if a rank is late, alone or gone, or frames are
+lost.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -37,7 +39,7 @@ def hosts(fabric, workers) -> PinchHosts:
 
 
 def lonely() -> Partitioned:
-    """Ranks 0 and 1 share edges, rank 2 has none with anybody."""
+    """Ranks 0 and 1 share edges; rank 2 shares none with any rank."""
     share, random = 100, np.random.default_rng(0)
     firsts = np.repeat([share, 0, 2 * share], share)
     indices = (firsts[:, None] + random.integers(0, share, (3 * share, 5))).ravel()
@@ -52,19 +54,19 @@ def lonely() -> Partitioned:
 
 
 def chain() -> Partitioned:
-    """Rank 1 shares edges with ranks 0 and 2, which have none with each other."""
+    """Rank 1 shares edges with ranks 0 and 2, which share none with each other."""
     share, random = 100, np.random.default_rng(0)
     firsts = np.array([share, 0, share])
     indices = firsts[:, None, None] + random.integers(0, share, (3, share, 6))
-    indices[1, :, :3] += 2 * share  # of rank 2
+    indices[1, :, :3] += 2 * share  # edges of rank 2
     owner = np.repeat(np.arange(3), share).astype(np.int32)
     indptr, weights = np.arange(0, 18 * share + 1, 6), np.ones(18 * share, np.float32)
     return Partitioned(indptr, indices.ravel().astype(np.int32), weights, owner, 3)
 
 
 def whole_life(context: WorkerContext, spec: ExchangeSpec, inputs: list[Any]) -> list[Any]:
-    """Open, aggregate and close, without a word to anybody else; results, the last of which may be
-    an error.
+    """Open, aggregate and close, without waiting for the other workers; return the results, the
+    last of which may be an error.
     """
     results: list[Any] = []
     with open_exchange("pinch", context, spec) as exchange:
@@ -85,7 +87,9 @@ def live(
     turns: Sequence[int | None] = (None, None, None),
     **options: Any,
 ) -> list[list[Any]]:
-    """Each rank's results of a whole life, in which it aggregates so many of the inputs."""
+    """Open, aggregate and close on all ranks; `turns` is the number of inputs that each rank
+    aggregates.
+    """
     groups = hosts.groups(graph.world, lanes="int16")
     parts = [graph.split(x) for x in inputs]
     arguments = {}
@@ -110,8 +114,8 @@ def live(
     ],
 )
 def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
-    """A rank is done, and another lacks its last handshake or acknowledgement. Sequence number 2 is
-    one without a scale.
+    """A rank is done while another lacks its last handshake or acknowledgement. The exchange with
+    sequence number 2 has no scale yet.
     """
     graph = lonely() if "handshake" in words else draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
@@ -122,7 +126,9 @@ def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
 
 
 def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
-    """Also a rank that lost the handshake of one that has raised its error and closed."""
+    """This includes a rank for which the handshake was lost of one that has raised its error and
+    closed.
+    """
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     x[graph.halos[0].owned] = np.inf
@@ -133,9 +139,9 @@ def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
         assert str(error) == "exchange: rank 0 (h1) has embeddings that are not finite"
 
 
-def test_who_shares_nothing_is_left_behind_and_met_all_the_same(hosts) -> None:
-    """Where the scale is known, ranks that share frames do not wait for others, which may still be
-    connecting.
+def test_ranks_that_share_no_frames_do_not_wait_for_each_other(hosts) -> None:
+    """If the scale is known, ranks that share frames do not wait for other ranks, which may still
+    be connecting.
     """
     graph = lonely()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
@@ -148,7 +154,7 @@ def test_who_shares_nothing_is_left_behind_and_met_all_the_same(hosts) -> None:
 
 @pytest.mark.parametrize("words", HANDSHAKES)
 def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
-    """With scales that change, and ranks that therefore enter twice."""
+    """With scales that change, so that ranks enter exchanges twice."""
     graph = draw_partitioned(1, 200, 1500, 3, hub=1200)
     x = embeddings(0, graph, 8) / np.float32(4096)
     scales = [np.float32(10.0**power) for power in (0, 3, -3, 0, -36, 5, 5, 1)]
@@ -159,7 +165,7 @@ def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
 
 
 def move_to(context: WorkerContext, number: int, seq: int) -> None:
-    """Let all exchanges up to a sequence number have been."""
+    """Set the state to that after all exchanges up to a sequence number."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     maps = exchange.port.maps
     for name in ("seen", "acked"):
@@ -187,7 +193,7 @@ def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
                 of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True
             ):
                 np.testing.assert_array_equal(found, wanted)
-        after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # which leaves out 0 and 1
+        after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # because 0 and 1 are skipped
         assert exchange.call(seq_of, [{"number": exchange.number}] * 3) == [after] * 3
 
 
@@ -200,15 +206,15 @@ def seq_of(context: WorkerContext, number: int) -> int:
 def aggregate_or_compute(
     context: WorkerContext, number: int, inputs: list[Any], compute: bool
 ) -> list[Any]:
-    """Aggregate, or be busy with something else till the end."""
+    """Aggregate, or be busy with something else until the end."""
     if compute:
         threading.Event().wait(WITHIN)
     return aggregate_in(context, number, inputs)
 
 
 def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> None:
-    """It has answered for a while that it is up; who waits for it, too, and has therefore sent
-    nothing, is not to blame.
+    """It has answered for a while that it is up. Another rank that also waits for it, and has
+    therefore sent nothing, is not to blame.
     """
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
@@ -223,16 +229,16 @@ def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> N
             aggregate_or_compute, arguments, timeout=WITHIN, errors="return"
         )
     assert isinstance(found.pop("h2"), WorkerDied)
-    for name, (error,) in found.items():  # who is the first to give up tells the others why
+    for name, (error,) in found.items():  # the first rank that gives up tells the others why
         told = f"({name}): the others have given up as nothing comes from rank 1 (h2) (exchange "
         assert f"({name}): rank 1 (h2) silent for 2 s (exchange " in str(error) or told in str(
             error
         ), error
 
 
-def test_who_waits_for_one_that_waits_for_another_hears_who_is_gone(hosts) -> None:
-    """Rank 2 closes and, as its timeout is short, is soon gone. Rank 0, which has nothing to do
-    with it, has waited for rank 1 for its timeout before rank 1 gives up.
+def test_a_rank_that_waits_indirectly_for_one_that_is_gone_is_told_so(hosts) -> None:
+    """Rank 2 closes and is soon gone, because its timeout is short. Rank 0, which shares no frames
+    with it, has waited for rank 1 for its whole timeout before rank 1 gives up.
     """
     graph = chain()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
@@ -245,7 +251,7 @@ def test_who_waits_for_one_that_waits_for_another_hears_who_is_gone(hosts) -> No
     assert "rank 1 (h2): rank 2 (h3) silent for 3 s (exchange " in second
 
 
-def test_who_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
+def test_a_rank_that_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     with hosts.open(graph, 16, timeout=1.0) as exchange:

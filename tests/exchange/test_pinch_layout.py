@@ -26,10 +26,10 @@ def test_every_dim_fits_its_frames(bits, mtu) -> None:
     for dim in range(1, MAX_DIM + 1):
         layout = RowLayout.plan(dim, bits, mtu)
         assert FRAME_BYTES + layout.payload <= min(mtu + ETHERNET, FRAME_BYTES + 8 * MAX_WORDS)
-        assert layout.parts * layout.words * 64 >= dim * bits  # nothing is cut off
+        assert layout.parts * layout.words * 64 >= dim * bits  # nothing is truncated
         assert (
             layout.parts * layout.words - layout.parts
-        ) * 64 < dim * bits  # no part is all padding
+        ) * 64 < dim * bits  # no part consists of padding only
         assert layout.rows == 1 or layout.parts == 1
         assert layout.wide == 2 * layout.parts * layout.words
         # One more vertex would not fit, nor fewer parts do.
@@ -40,7 +40,7 @@ def test_every_dim_fits_its_frames(bits, mtu) -> None:
             assert (layout.parts - 1) * (room - 1) < -(-dim * bits // 64)
 
 
-def test_what_a_payload_of_some_vertices_takes() -> None:
+def test_the_length_of_a_payload_of_some_vertices() -> None:
     layout = RowLayout.plan(64, 16, 1500)
     assert (layout.words, layout.parts, layout.rows) == (16, 1, 10)
     assert [layout.length(rows) for rows in (1, 2, 3, 10)] == [136, 264, 400, 1320]
@@ -48,7 +48,7 @@ def test_what_a_payload_of_some_vertices_takes() -> None:
     assert (wide.words, wide.parts, wide.rows, wide.payload, wide.wide) == (128, 2, 1, 1032, 512)
 
 
-def test_links_too_small_for_a_row() -> None:
+def test_links_too_small_for_a_row_are_refused() -> None:
     assert RowLayout.plan(2, 32, 90).payload == 16
     assert RowLayout.plan(512, 32, 90).parts == 256
     with pytest.raises(
@@ -75,9 +75,9 @@ def test_bundles_carry_every_vertex_once_to_all_its_ranks(masks, rows, first) ->
     of_bundle = np.repeat(np.arange(len(sizes)), sizes)
     needed = masks[(bundles.order - first) // 3]
     assert (bundles.to[of_bundle] & needed == needed).all()
-    for number, to in enumerate(bundles.to):  # and to nobody else
+    for number, to in enumerate(bundles.to):  # and to no other rank
         assert to == np.bitwise_or.reduce(needed[of_bundle == number])
-    # Only what is left over of each kind, less than a frame, shares one.
+    # Only the remainders of each set of receivers, less than a frame each, share frames.
     mixed = [
         number for number, to in enumerate(bundles.to) if (needed[of_bundle == number] != to).any()
     ]

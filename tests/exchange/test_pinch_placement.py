@@ -1,4 +1,4 @@
-"""Which CPU adds for which rank."""
+"""Which CPU adds frames for which rank."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from testbed.exchange.pinch.placement import Placement
 from testbed.protocol.pinch.packet import ANYWHERE
 
 
-def test_ranks_take_turns_on_the_cpus_that_there_are() -> None:
+def test_ranks_take_turns_on_the_available_cpus() -> None:
     placement = Placement.plan(2, 5, "pinned", [1, 3])
     assert placement == Placement(homes=(1, 3, 1, 3, 1), cpu=1, banks=1)
     assert placement.flows == [1, 3]

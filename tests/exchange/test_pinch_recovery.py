@@ -12,16 +12,16 @@ from testbed.exchange.pinch.recovery import Recovery
 from testbed.plan import plan_fabric
 
 TIMEOUT = 10.0
-RTT = 0.02  # seconds: the first timer of a rank that has measured none
+RTT = 0.02  # seconds: the first timer of a rank that has measured no round trip
 
 
 class Port:
     """A port of rank 0 of three.
 
-    :param back: When the last rank is past its exchanges, seconds from now.
-    :param asks: Whether a rank has asked something by a time.
-    :param met: When all have met in the next exchange, as the scale is known.
-    :param ended: Whether exchanges have ended, and some rank does not know.
+    :param back: When the last rank has finished its exchanges, seconds from now.
+    :param asks: Whether a rank asks something at a given time.
+    :param met: When all ranks have met in the next exchange, if the scale is known.
+    :param ended: Whether exchanges have ended and some rank does not know it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Handshakes:
 
 
 def lingers(port: Port, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Seconds."""
+    """How long a rank lingers, in seconds."""
     monkeypatch.setattr(recovery, "time", port)
     Recovery(port).linger()
     return port.now
@@ -80,16 +80,16 @@ def test_a_rank_that_comes_back_before_the_timeout_is_waited_for(monkeypatch) ->
     assert 3.0 < lingers(Port(back=3.0), monkeypatch) < 3.0 + 20 * RTT
 
 
-def test_one_that_does_not_is_waited_for_until_the_timeout(monkeypatch) -> None:
+def test_a_rank_that_does_not_come_back_is_waited_for_until_the_timeout(monkeypatch) -> None:
     assert TIMEOUT <= lingers(Port(back=1e9), monkeypatch) < TIMEOUT + 2 * RTT
 
 
-def test_ranks_that_meet_in_the_next_exchange_are_past_the_last(monkeypatch) -> None:
+def test_ranks_that_meet_in_the_next_exchange_have_finished_the_last(monkeypatch) -> None:
     assert 3.0 < lingers(Port(back=1e9, met=3.0), monkeypatch) < 3.0 + 20 * RTT
 
 
-def test_when_all_are_done_it_stays_as_long_as_somebody_asks(monkeypatch) -> None:
-    """Every other round trip a question comes, as the others are lost."""
+def test_when_all_are_done_a_rank_stays_as_long_as_another_asks(monkeypatch) -> None:
+    """A question arrives every other round trip, because the others are lost."""
     quiet = lingers(Port(back=0.0), monkeypatch)
     assert 5 * RTT < quiet < 20 * RTT
     asked = Port(back=0.0, asks=lambda now: now < 1.0 and round(now / RTT) % 2 == 0)
@@ -97,5 +97,5 @@ def test_when_all_are_done_it_stays_as_long_as_somebody_asks(monkeypatch) -> Non
     assert lingers(Port(back=0.0, asks=lambda now: True), monkeypatch) < TIMEOUT + 2 * RTT
 
 
-def test_of_an_end_others_are_told_for_a_second(monkeypatch) -> None:
+def test_a_rank_tells_others_of_an_end_for_a_second(monkeypatch) -> None:
     assert 1.0 <= lingers(Port(back=1e9, ended=True), monkeypatch) < 1.0 + 2 * RTT

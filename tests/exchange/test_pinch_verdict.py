@@ -1,4 +1,4 @@
-"""What the errors of an exchange say."""
+"""The texts of an exchange's errors."""
 
 import pytest
 
@@ -16,7 +16,9 @@ def word(frames: int) -> int:
 
 
 def seen(**fields) -> Seen:
-    """Rank 1 of four, which gets 5, 6 and 7 frames of the others and has all of them."""
+    """Rank 1 of four, which expects 5, 6 and 7 frames from the others and has received all of
+    them.
+    """
     good = {
         "rank": 1,
         "seq": SEQ,
@@ -91,7 +93,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fields", "verdict", "why", "received"), CASES)
-def test_who_gives_up_says_who_is_gone_or_what_is_missing_and_who_is_behind(
+def test_an_error_names_ranks_that_are_gone_or_what_is_missing_and_ranks_that_are_behind(
     fields, verdict, why, received
 ) -> None:
     text = WORDS.gave_up(seen(**fields), verdict, 20, 2.34)
@@ -101,15 +103,15 @@ def test_who_gives_up_says_who_is_gone_or_what_is_missing_and_who_is_behind(
     )
 
 
-def test_no_more_frames_have_been_received_than_there_were() -> None:
-    """Frames may come before the handshake that says how many they are."""
+def test_an_error_never_counts_more_received_frames_than_were_sent() -> None:
+    """Frames may arrive before the handshake that says how many there are."""
     now = seen(handshakes=[0, word(0), word(6), word(2)], received=[50, 0, 3, 2])
     assert "(exchange 16: 5 of 8 frames received, " in WORDS.gave_up(
         now, Verdict((0,), ()), 20, 2.0
     )
 
 
-def test_many_ranks_are_not_all_named() -> None:
+def test_an_error_does_not_name_very_many_ranks() -> None:
     words = Words(1, [f"h{number}" for number in range(1, 17)], 2.0)
     ups = tuple(Up(rank, SEQ, ()) for rank in range(2, 16))
     handshakes = [word(1)] * 16
@@ -132,7 +134,7 @@ def test_many_ranks_are_not_all_named() -> None:
         ([], [0, 1], "waiting for rank 0 (h1), this rank"),
     ],
 )
-def test_what_others_have_found_out(gone, late, why) -> None:
+def test_an_error_repeats_what_others_have_found_out(gone, late, why) -> None:
     assert (
         WORDS.ended(SEQ, gone, late) == f"rank 1 (h2): the others have given up {why} (exchange 16)"
     )

@@ -1,4 +1,4 @@
-"""Tables from halos: every neighbour is in them once, and no accumulator can overflow."""
+"""Tables made from halos: every neighbour occurs once, and no accumulator can overflow."""
 
 from itertools import pairwise
 from typing import get_args
@@ -22,7 +22,7 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def star(leaves: int, weights: list[float] | np.ndarray | None = None) -> Partitioned:
-    """Rank 0 has one vertex, which takes in messages of all of rank 1's."""
+    """Rank 0 has one vertex, which aggregates messages of all of rank 1's vertices."""
     indptr = np.concatenate([[0], np.full(leaves + 1, leaves)])
     drawn = np.ones(leaves, np.float32) if weights is None else np.asarray(weights, np.float32)
     owner = np.r_[0, np.ones(leaves)].astype(np.int32)
@@ -30,7 +30,7 @@ def star(leaves: int, weights: list[float] | np.ndarray | None = None) -> Partit
 
 
 @given(partitioned(), st.sampled_from([(1, 16), (64, 16), (512, 16), (64, 32), (512, 32)]), KINDS)
-def test_tables_are_the_matrix_that_the_halo_is(graph, shape, kind) -> None:
+def test_tables_represent_the_same_matrix_as_the_halo(graph, shape, kind) -> None:
     layout = RowLayout.plan(*shape, 1500)
     for halo in graph.halos:
         tables = make_tables(halo, layout, kind)
@@ -67,7 +67,7 @@ def test_tables_are_the_matrix_that_the_halo_is(graph, shape, kind) -> None:
         sources = [Source(*row) for row in tables.sources[: graph.world].tolist()]
         words = [range(s.seen, s.seen + -(-s.frames // 32)) for s in sources]
         assert sorted(word for each in words for word in each) == list(range(tables.seen))
-        # What others need of this rank.
+        # What others need from this rank.
         for rank, sends in enumerate(halo.sends):
             needed = tables.outgoing[(tables.masks >> np.uint32(rank) & 1).astype(bool)]
             np.testing.assert_array_equal(needed, sends)
@@ -79,7 +79,7 @@ def test_vertices_with_many_neighbours_have_a_slot_for_each_part() -> None:
     each = SLICE_WORDS // (2 * layout.words)
     assert layout.parts == 2
     for count, hubs in ((each, 0), (each + 1, 2)):
-        # Rank 1's one vertex is in the neighbourhood of `count` of rank 0's.
+        # Rank 1's only vertex is in the neighbourhood of `count` of rank 0's vertices.
         indptr = np.concatenate([np.arange(count + 1), [count]])
         graph = Partitioned(
             indptr,
@@ -112,7 +112,7 @@ def test_weights_never_let_an_accumulator_overflow(weights, bits) -> None:
         )
 
 
-def test_the_largest_number_of_weights_that_an_accumulator_takes() -> None:
+def test_the_largest_number_of_weights_that_fits_an_accumulator() -> None:
     most = (2 << 16) - 1
     halo = star(most).halos[0]
     scale = weight_scale(halo, 16)
@@ -123,7 +123,7 @@ def test_the_largest_number_of_weights_that_an_accumulator_takes() -> None:
         weight_scale(star(most + 1).halos[0], 16)
 
 
-def test_a_vertex_with_more_neighbours_than_an_accumulator_adds_up() -> None:
+def test_a_vertex_with_too_many_neighbours_for_an_accumulator_is_refused() -> None:
     layout = RowLayout.plan(1, 16, 1500)
     most = 65538
     assert most * ((1 << 15) - 1) < 1 << 31 <= (most + 1) * ((1 << 15) - 1)
@@ -138,9 +138,9 @@ def test_a_vertex_with_more_neighbours_than_an_accumulator_adds_up() -> None:
     make_tables(star(most + 1).halos[0], RowLayout.plan(1, 32, 1500), "sum")
 
 
-def test_weights_of_nothing() -> None:
+def test_weights_may_be_zero() -> None:
     assert weight_scale(star(3, [0, 0, 0]).halos[0], 16) == 1.0
-    graph = draw_partitioned(0, 20, 100, 2)  # of some vertices all weights are 0
+    graph = draw_partitioned(0, 20, 100, 2)  # all weights of some vertices are 0
     graph.weights[: len(graph.weights) // 2] = 0
     assert all(weight_scale(halo, 16) > 1 for halo in graph.halos)
     empty = star(0).halos[0]

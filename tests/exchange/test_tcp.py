@@ -1,5 +1,5 @@
-"""tcp-push and tcp-pull: all ranks as threads over loopback addresses; over a fabric in
-test_exchanges.py.
+"""tcp-push and tcp-pull: all ranks as threads over loopback addresses. test_exchanges.py tests them
+on a fabric.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ def make_specs(
 def on_all_ranks(
     name: str, specs: Sequence[ExchangeSpec], work: Callable[[int, Exchange], Any]
 ) -> list[Any]:
-    """Run work(rank, exchange) in a thread per rank; each one's result, or the CollectiveError that
-    it met.
+    """Run work(rank, exchange) in one thread per rank; return each one's result, or the
+    CollectiveError that it raised.
     """
     left = threading.Barrier(len(specs))
 
@@ -68,7 +68,9 @@ def on_all_ranks(
             except CollectiveError as error:
                 return error
             finally:
-                left.wait(30)  # nobody takes an exchange that has not failed for one that is closed
+                left.wait(
+                    30
+                )  # no rank may mistake an exchange that has not failed for a closed one
 
     with ThreadPoolExecutor(len(specs)) as pool:
         return list(pool.map(one, specs))
@@ -83,13 +85,13 @@ def check(graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequenc
         results, graph.aggregates(x, kind), graph.float32_bounds(x, kind), strict=True
     ):
         assert result.shape == exact.shape
-        same = result == exact  # infinities, too
+        same = result == exact  # infinities included
         assert (np.abs(result[~same] - exact[~same]) <= bound[~same]).all()
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are gathered a few at a time, and sockets take parts of messages."""
+    """Make rows be gathered a few at a time, and sockets accept only parts of messages."""
     monkeypatch.setattr(mesh, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(mesh, "BUFFER_BYTES", 4608)
 
@@ -97,7 +99,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @both
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("world", "dim"), [(1, 3), (2, 1), (3, 64), (4, 3), (5, 512)])
-def test_aggregates_are_those_of_the_reference(
+def test_aggregates_equal_the_references(
     small_chunks: None, name: str, kind: Aggregation, world: int, dim: int
 ) -> None:
     graph = draw_partitioned(world, 200, 1500, world)
@@ -119,7 +121,7 @@ def test_aggregates_are_those_of_the_reference(
 @both
 @settings(max_examples=25)
 @given(graph=partitioned(), kind=st.sampled_from(KINDS))
-def test_any_graph(name: str, graph: Partitioned, kind: Aggregation) -> None:
+def test_any_graph_is_aggregated(name: str, graph: Partitioned, kind: Aggregation) -> None:
     x = embeddings(0, graph, 2)
     results = on_all_ranks(
         name,
@@ -130,7 +132,7 @@ def test_any_graph(name: str, graph: Partitioned, kind: Aggregation) -> None:
 
 
 @both
-def test_ranks_without_vertices_and_without_neighbours(name: str) -> None:
+def test_ranks_may_have_no_vertices_or_no_neighbours(name: str) -> None:
     graph = draw_partitioned(0, 100, 800, 5, empty=[1], aloof=[3])
     x = embeddings(0, graph, 7)
     results = on_all_ranks(
@@ -143,7 +145,7 @@ def test_ranks_without_vertices_and_without_neighbours(name: str) -> None:
 
 @both
 def test_a_thousand_in_a_row(name: str) -> None:
-    """Ranks run ahead of each other by as much as they can."""
+    """Ranks run ahead of each other as far as they can."""
     graph = draw_partitioned(0, 20, 200, 4)
     x = embeddings(0, graph, 1)
 
@@ -162,7 +164,7 @@ def test_a_thousand_in_a_row(name: str) -> None:
 
 
 @both
-def test_several_are_open_at_once(name: str) -> None:
+def test_several_exchanges_can_be_open_at_once(name: str) -> None:
     graph = draw_partitioned(0, 60, 400, 3)
     dims = (5, 1, 64)
     specs = [make_specs(graph, dim) for dim in dims]
@@ -201,7 +203,7 @@ def test_time_is_accounted_for(name: str) -> None:
 
 @both
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_an_error_on_all_ranks_and_not_the_end(
+def test_values_that_are_not_finite_are_an_error_on_all_ranks_but_do_not_end_the_exchange(
     name: str, value: float
 ) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
@@ -275,7 +277,7 @@ def test_ranks_that_do_not_need_the_one_at_fault_name_it_too() -> None:
 
 
 @both
-def test_an_exchange_that_has_failed_says_so_again(name: str) -> None:
+def test_an_exchange_that_has_failed_repeats_its_error(name: str) -> None:
     graph = draw_partitioned(0, 20, 200, 2)
 
     def work(rank: int, exchange: Exchange) -> Any:
@@ -337,10 +339,10 @@ def test_a_request_for_a_vertex_of_another_rank() -> None:
 
 
 @both
-def test_strangers_hold_nobody_up_and_are_sent_away(name: str) -> None:
+def test_strangers_delay_no_rank_and_are_disconnected(name: str) -> None:
     first, last, third = make_specs(
         chain(3), 3, "sum"
-    )  # the one in the middle, whom both others need, comes last
+    )  # the rank in the middle, which both others need, comes last
 
     def one(spec: ExchangeSpec) -> float:
         with open_exchange(name, CONTEXT, spec) as exchange:
@@ -390,7 +392,7 @@ def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(
     specs = make_specs(graph, kind="sum")
     rows = specs[0].halo.num_owned
     np.save(tmp_path / "out.npy", np.ones((rows, 3), np.float32))
-    mapped = np.load(tmp_path / "out.npy", mmap_mode="r")  # to write there is SIGSEGV
+    mapped = np.load(tmp_path / "out.npy", mmap_mode="r")  # writing there raises SIGSEGV
     x = np.ones((40, 3), np.float32)
 
     def work(rank: int, exchange: Exchange) -> np.ndarray:

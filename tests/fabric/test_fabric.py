@@ -59,8 +59,8 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
         ping_all(fabric)
         counted = workers.call_all(datapath.counters, list(fabric.switches))
         if switch == "xdp":
-            # Each ping passes every switch of the two shortest paths by the program, none by the
-            # bridge.
+            # On the two shortest paths of each ping, the program forwards at every switch, and the
+            # bridge at none.
             assert all(counters[0] == (0, 0) for counters in counted.values())
             delivered = {
                 host.name: counted[host.switch][host.port][0] for host in fabric.plan.hosts
@@ -71,7 +71,8 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
                 frames for ports in counted.values() for port, (frames, _) in ports.items() if port
             ]
             assert not any(redirected)
-        # Frames that XDP redirects arrive, too: across the switch, with no program at the far host.
+        # Frames that XDP redirects also arrive: across the switch, without a program at the far
+        # host.
         first, last = fabric.plan.hosts[0], fabric.plan.hosts[-1]
         workers[first.name].call(calls.redirect_kicks)
         workers[last.name].call(calls.listen)
@@ -97,7 +98,7 @@ def test_interfaces_are_as_planned(star: Fabric) -> None:
             for link in ip(star, host.name, "address")
             for address in link["addr_info"]
         }
-        assert addresses == {("lo", "127.0.0.1", 8), ("eth0", host.ip, 16)}  # none of IPv6
+        assert addresses == {("lo", "127.0.0.1", 8), ("eth0", host.ip, 16)}  # no IPv6 addresses
         neighbours = {
             (entry["dst"], entry["lladdr"], *entry["state"])
             for entry in ip(star, host.name, "neighbour")
@@ -133,7 +134,7 @@ def test_idle_links_are_silent(star: Fabric) -> None:
         return [host["stats64"]["rx"]["packets"] for host in hosts]
 
     before = received()
-    # Broadcast and unknown unicast are dropped by the switch; nobody answers.
+    # The switch drops broadcast and unknown unicast, so no host answers.
     star.run("h1", ["ping", "-c", "1", "-W", "0.2", "-b", "10.0.255.255"])
     assert received() == before
 
@@ -168,7 +169,7 @@ def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
         for end in ends:
             assert features(fabric, *end)["generic-receive-offload"]
         assert not features(fabric, "h1", "eth0")["tx-checksumming"]
-        # TCP works across redirects although checksums are normally left to the device.
+        # TCP works across redirects, although checksums are normally offloaded to the device.
         server = fabric.popen(
             "h2", ["iperf3", "--server", "--one-off"], track="iperf3", stdout=-3, stderr=-3
         )
@@ -203,7 +204,9 @@ def test_datapath_errors() -> None:
 def test_a_started_process_is_inside(
     star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where mnexec takes its time: a fault of the host would miss what is not there yet."""
+    """Even if mnexec is slow: otherwise a fault of the host would miss a process that is not there
+    yet.
+    """
     slow = tmp_path / "mnexec"
     slow.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which("mnexec")} "$@"\n')
     slow.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A fabric cannot be reached from outside, nor from another one with the same addresses."""
+"""A fabric cannot be reached from outside, or from another fabric with the same addresses."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -31,12 +31,12 @@ FOREIGN = (
     "strangers",
     *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_seq"),
 )
-"""What frames of another fabric would be counted as."""
+"""The counters that frames of another fabric would increment."""
 
 
 @pytest.fixture(scope="module")
 def fabrics() -> Iterator[list[tuple[Fabric, Workers]]]:
-    """Two of the same plan, with a group of the same number and cookie in each."""
+    """Two fabrics of the same plan, each with a group of the same number and cookie."""
     with ExitStack() as stack:
         made = []
         for _ in range(2):
@@ -62,7 +62,7 @@ def strangers_in(context) -> int:
 
 
 def counted(workers: Workers) -> list[dict[str, int]]:
-    """What every rank has counted, with the frames for groups that its host is not in."""
+    """Each rank's counters, including frames for groups that its host does not belong to."""
     names = [host.name for host in PLAN.hosts]
     counters, strangers = (
         workers.call_all(counters_in, names),
@@ -72,7 +72,7 @@ def counted(workers: Workers) -> list[dict[str, int]]:
 
 
 def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
-    """One that the receiver's programs take for its group's."""
+    """A frame that the receiver's programs take for one of its group."""
     ends = [Endpoint(PLAN.hosts[rank].mac, PLAN.hosts[rank].ip) for rank in (sender, receiver)]
     header = Header(kind, cookie=COOKIE, sender=sender, receiver=receiver, **fields)
     header.checksum = frame_seal(header)
@@ -80,7 +80,7 @@ def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
 
 
 def hostile() -> list[bytes]:
-    """To both hosts, of all kinds, and of a group that there is not."""
+    """Frames to both hosts, of all kinds, and of a group that does not exist."""
     ways = ((0, 1), (1, 0))
     return [
         frame(kind, *way, group=group, seq=1, length=64)
@@ -100,7 +100,7 @@ def raw_socket(device: str) -> Callable[[], socket.socket]:
 
 
 def test_fabrics_with_the_same_addresses_work_side_by_side(fabrics) -> None:
-    """Truly at once: the calls of both are under way before the first one ends."""
+    """At the same time: both calls are running before the first one ends."""
     before = [counted(workers) for _, workers in fabrics]
     results: list[list] = [[], []]
 
@@ -125,7 +125,7 @@ def test_fabrics_with_the_same_addresses_work_side_by_side(fabrics) -> None:
 
 
 def test_the_root_namespace_has_nothing_of_a_fabric(fabrics) -> None:
-    """No device, no bridge, no route. (Mininet by itself would leave its switches there.)"""
+    """No device, no bridge, no route. (Mininet alone would put its switches there.)"""
     before = {path.name for path in Path("/sys/class/net").glob("*")}
     routes = Path("/proc/net/route").read_text()
     with Fabric(PLAN) as fabric:
@@ -138,15 +138,15 @@ def test_the_root_namespace_has_nothing_of_a_fabric(fabrics) -> None:
 
 
 def test_frames_of_the_root_namespace_reach_no_host(fabrics) -> None:
-    """Neither as datagrams to the hosts' addresses nor as whole frames, on the one device that
-    leads nowhere else.
+    """Neither datagrams to the hosts' addresses, nor whole frames on the only device that leads
+    nowhere else.
     """
     before = [counted(workers) for _, workers in fabrics]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
         for host in PLAN.hosts:
             for data in hostile():
-                with suppress(OSError):  # as the machine's rules have it
+                with suppress(OSError):  # depending on the machine's rules
                     sender.sendto(data[42:], (host.ip, PORT))
     with raw_socket("lo")() as sender:
         for data in hostile():
@@ -155,8 +155,8 @@ def test_frames_of_the_root_namespace_reach_no_host(fabrics) -> None:
 
 
 def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
-    """The same addresses, group and cookie: those that are sent in one fabric are counted there,
-    and there alone.
+    """Addresses, group and cookie are the same, yet frames sent in one fabric are counted only
+    there.
     """
     (fabric, workers), (_, others) = fabrics
     before, untouched = counted(workers), counted(others)
@@ -175,9 +175,9 @@ def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
     check(all_reduce(others, PLAN.hosts, SIZES), SIZES, 32)
 
 
-def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
-    """A kick by the link takes no work request. One into the doorbell does, if it knows the group
-    and its cookie.
+def test_only_its_own_host_can_kick_a_doorbell(fabrics) -> None:
+    """A kick that arrives on the link takes no work request. One sent into the doorbell does, if it
+    has the group's number and cookie.
     """
     fabric, workers = fabrics[0]
     names = [host.name for host in PLAN.hosts]

@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left behind, and nothing else is touched."""
+"""However a run ends, it leaves nothing behind, and nothing else is touched."""
 
 import contextlib
 import os
@@ -90,8 +90,10 @@ def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     assert traces(fabric.run_id) == []
 
 
-def test_an_interrupt_at_the_first_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the state file's creation and the note that it is to be removed."""
+def test_an_interrupt_right_after_the_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes between the creation of the state file and the registration of its
+    removal.
+    """
     fabric = Fabric(plan_fabric("star", 2))
     create = fabric.state.create
 
@@ -105,7 +107,7 @@ def test_an_interrupt_at_the_first_moment_leaves_nothing(monkeypatch: pytest.Mon
     assert traces(fabric.run_id) == []
 
 
-def test_a_run_id_is_taken_while_its_run_is_up() -> None:
+def test_a_run_id_cannot_be_reused_while_its_run_is_up() -> None:
     with Fabric(plan_fabric("star", 1, "bridge")) as fabric:
         with pytest.raises(FabricError, match=f"run id: '{fabric.run_id}' is taken"):
             Fabric(plan_fabric("star", 1), fabric.run_id).__enter__()
@@ -182,8 +184,8 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
     with Fabric(plan_fabric("star", 2, "bridge")) as bystander, controller(run_id) as process:
         made = namespaces_of(run_id)
         entries = {entry.name: entry for entry in StateFile(run_id).read().processes}
-        # Most of a run dies with its controller. A stopped process does not notice: it is what
-        # clean is for.
+        # Most of a run dies with its controller, but a stopped process does not: it is left for
+        # clean.
         os.kill(entries["namespaces of h2"].pid, signal.SIGSTOP)
         process.kill()
         process.wait()
@@ -196,7 +198,7 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
         assert bystander.run_id not in left
         assert left[run_id].error is None
         assert f"namespaces of h2 ({entries['namespaces of h2'].pid})" in left[run_id].processes
-        # The user's command and its child, which is in no list but has the run's id in its
+        # The user's command and its child, which is not listed but has the run's id in its
         # environment.
         assert sum("sleep" in name or "user's" in name for name in left[run_id].processes) == 2
         assert left[run_id].files == [f"/run/testbed/{run_id}", f"/run/testbed/{run_id}.json"]
@@ -209,8 +211,8 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TESTBED_KILLS", "4"))))
 def test_clean_removes_what_is_left_of_faults_in_force(seed: int) -> None:
-    """The controller is killed at a moment drawn from the seed; ``TESTBED_KILLS=20`` tries more of
-    them.
+    """The controller is killed at a random moment, determined by the seed; ``TESTBED_KILLS=20``
+    tries more moments.
     """
     run_id = new_run_id()
     with controller(run_id, "faulty_controller.py") as process:

@@ -1,5 +1,5 @@
-"""State files and clean-up by them, with processes of our own in place of a fabric's. Needs no
-root.
+"""State files, and cleaning up with them, with processes of the test in place of a fabric's. Needs
+no root.
 """
 
 import json
@@ -16,7 +16,7 @@ from testbed.fabric.clean import clean
 from testbed.fabric.state import State, StateFile, new_run_id, state_files
 from testbed.host.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
 
-DEAD = ProcessEntry("controller", os.getpid(), 1)  # nothing that runs now has started at tick 1
+DEAD = ProcessEntry("controller", os.getpid(), 1)  # no running process has started at tick 1
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def me() -> ProcessEntry:
     return ProcessEntry("controller", os.getpid(), start_time(os.getpid()) or 0)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_state_file_reads_back_as_written(tmp_path: Path) -> None:
     file = StateFile("run-1", tmp_path / "deep")
     state = State("run-1", me(), {"hosts": []}, [ProcessEntry("worker", 1, 2)], ["/x"])
     file.create(state)
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         file.read()
 
 
-def test_an_id_is_taken_once(tmp_path: Path) -> None:
+def test_an_id_can_be_taken_only_once(tmp_path: Path) -> None:
     StateFile("a", tmp_path).create(State("a", me(), {}))
     with pytest.raises(FabricError, match=r"run id: 'a' is taken .*; `testbed down a` ends it"):
         StateFile("a", tmp_path).create(State("a", me(), {}))
@@ -66,7 +66,7 @@ def test_new_ids_are_allowed_and_differ() -> None:
         StateFile(run_id)
 
 
-def test_changes_at_once_all_arrive(tmp_path: Path) -> None:
+def test_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     file = StateFile("a", tmp_path)
     file.create(State("a", me(), {}))
 
@@ -79,7 +79,7 @@ def test_changes_at_once_all_arrive(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        file.read()  # never half a file
+        file.read()  # never a partial file
     assert len(file.read().directories) == 80
 
 
@@ -98,11 +98,11 @@ def test_a_zombie_is_not_alive(sleeper: "subprocess.Popen[bytes]") -> None:
     listed = entry(sleeper)
     assert listed.alive
     assert kill([listed]) == [listed]
-    assert not listed.alive  # although nobody has waited for it
+    assert not listed.alive  # although it has not been reaped
     assert kill([listed]) == []
 
 
-def test_a_process_that_took_the_id_over_is_spared(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_a_process_that_reuses_the_process_id_is_spared(sleeper: "subprocess.Popen[bytes]") -> None:
     assert kill([ProcessEntry("old", sleeper.pid, entry(sleeper).start - 1)]) == []
     assert sleeper.poll() is None
 

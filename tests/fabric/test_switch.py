@@ -13,8 +13,8 @@ from testbed.kernel.abi import Struct, dtype
 pytestmark = pytest.mark.kernel
 
 KNOWN = "02:00:0a:00:00:02"
-REFLECTED = "02:00:0a:00:00:03"  # would leave by the port it came from
-LOOPBACK = 1  # the ifindex that a test run's packets come from
+REFLECTED = "02:00:0a:00:00:03"  # would leave through its ingress port
+LOOPBACK = 1  # the ingress ifindex of a test run's packets
 
 
 def mac(text: str) -> bytes:
@@ -49,7 +49,7 @@ def counted(switch: BpfObject, port: int) -> tuple[int, int]:
         ("01:00:5e:00:00:01", XDP_PASS, 0),
     ],
 )
-def test_the_destination_decides(
+def test_the_destination_determines_the_port(
     switch: BpfObject, destination: str, verdict: int, counter: int
 ) -> None:
     frame = bytes(Ether(dst=destination, src="02:00:0a:00:00:01") / IP() / UDP() / bytes(100))

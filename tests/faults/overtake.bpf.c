@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* A frame passes on link 0 of the maps that a delay line looks at: what the fault engine's programs
- * do for frames that they let pass. */
+/* Record a frame that passes on link 0 in the maps that a delay line reads, as the fault engine's
+ * programs do for frames that they let pass. */
 #include <linux/bpf.h>
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>

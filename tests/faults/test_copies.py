@@ -1,5 +1,5 @@
-"""Copies of a flooded frame: bounded with one switch in every topology, and predicted exactly with
-several.
+"""Copies of a flooded frame: bounded if one switch floods in any topology, and predicted exactly if
+several do.
 """
 
 import itertools
@@ -25,7 +25,7 @@ SMALL = [
     *(plan_fabric("ring", hosts) for hosts in (2, 3, 4, 5, 6)),
     *(plan_fabric("leaf-spine", hosts, k=k) for hosts, k in ((4, 1), (4, 2), (6, 3))),
 ]
-ENDLESS = 1000  # frames; all that end in a small fabric have done so long before
+ENDLESS = 1000  # frames; in a small fabric, every flood that ends has ended long before
 
 
 def name(plan: FabricPlan) -> str:
@@ -37,7 +37,7 @@ def pairs(plan: FabricPlan) -> Iterator[tuple[str, ...]]:
 
 
 def played(plan: FabricPlan, floods: set[str], sender: str, receiver: str) -> Counter[str] | None:
-    """The same by handing frames on one by one; None if there seems to be no end."""
+    """The same, computed by forwarding frames one by one; None if there seems to be no end."""
     far = {}
     for link in plan.links:
         far[link.a, link.a_port], far[link.b, link.b_port] = (
@@ -64,7 +64,7 @@ def played(plan: FabricPlan, floods: set[str], sender: str, receiver: str) -> Co
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=name)
-def test_one_switch_floods_no_more_than_its_other_ports_have_room_for(plan: FabricPlan) -> None:
+def test_one_switch_floods_at_most_one_copy_per_other_port(plan: FabricPlan) -> None:
     for switch in plan.switches:
         check_bounded(plan, {switch.name})
         nearby = {host.name for host in plan.hosts if host.switch == switch.name}
@@ -73,21 +73,21 @@ def test_one_switch_floods_no_more_than_its_other_ports_have_room_for(plan: Fabr
             assert copies[receiver] >= 1
             assert copies.total() <= max(1, len(switch.ports) - 1)
             assert sender not in copies
-            # Only hosts of the switch hear what is not for them: any other switch sends it where it
-            # belongs.
+            # Only hosts of this switch hear frames for others: any other switch forwards them to
+            # their destination.
             assert copies.keys() <= nearby | {receiver}
             if copies.total() > 1:
                 assert copies.keys() >= nearby - {sender}
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=name)
-def test_without_a_flood_each_frame_comes_once(plan: FabricPlan) -> None:
+def test_without_a_flood_each_frame_arrives_once(plan: FabricPlan) -> None:
     for sender, receiver in pairs(plan):
         assert Walk(plan, (), plan.host(receiver).mac).copies(sender) == {receiver: 1}
 
 
 @pytest.mark.parametrize("plan", SMALL, ids=name)
-def test_several_switches_are_allowed_exactly_where_all_frames_end(plan: FabricPlan) -> None:
+def test_several_switches_may_flood_exactly_if_all_frames_end(plan: FabricPlan) -> None:
     names = [switch.name for switch in plan.switches]
     subsets = [set(some) for count in (1, 2, 3) for some in itertools.combinations(names, count)]
     for floods in random.Random(plan.topology).sample(subsets, min(len(subsets), 25)):
@@ -101,7 +101,7 @@ def test_several_switches_are_allowed_exactly_where_all_frames_end(plan: FabricP
                 assert Walk(plan, floods, plan.host(receiver).mac).copies(sender) == copies
 
 
-def test_what_nobody_knows_is_dropped_by_the_next_switch_that_has_its_table() -> None:
+def test_frames_for_unknown_hosts_are_dropped_by_the_next_switch_with_a_table() -> None:
     plan = plan_fabric("leaf-spine", 4)
     assert Walk(plan, {"leaf1"}, "ff:ff:ff:ff:ff:ff").copies("h1") == {"h2": 1}
     assert Walk(plan, (), "ff:ff:ff:ff:ff:ff").copies("h1") == {}
@@ -141,7 +141,7 @@ def test_refusals(topology: str, hosts: int, floods: str, said: str) -> None:
     ("topology", "hosts", "floods"),
     [("ring", 2, "s1 s2"), ("leaf-spine", 4, "leaf1 leaf2"), ("ring", 4, "s1 s3")],
 )
-def test_switches_between_which_frames_end_may_flood_at_once(
+def test_switches_may_flood_at_once_if_frames_between_them_end(
     topology: str, hosts: int, floods: str
 ) -> None:
     check_bounded(plan_fabric(topology, hosts), floods.split())

@@ -36,7 +36,7 @@ from tests.support.rules import parse_rule
 
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 MS = 1_000_000  # ns
-FAR = 60_000 * MS  # after the test
+FAR = 60_000 * MS  # after the end of the test
 TIMES = st.integers(0, 2**64 - 1)
 
 
@@ -55,7 +55,7 @@ def make_counters(lateness: dict[int, int] | None = None, **counts: int) -> Dela
     TIMES,
     st.integers(0, 2**32 - 1),
 )
-def test_header_is_read_as_written(
+def test_a_header_reads_back_as_written(
     ifindex: int, due: list[int], link: int, release: int, latest: int, ingress: int
 ) -> None:
     header = DelayHeader(ifindex, tuple(due), link, release, latest, ingress)
@@ -74,7 +74,7 @@ def test_header_is_read_as_written(
         ),
     ],
 )
-def test_what_is_no_header(data: bytes, text: str) -> None:
+def test_invalid_headers_are_refused(data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         DelayHeader.unpack(data)
 
@@ -120,7 +120,7 @@ def namespace() -> Iterator[Namespace]:
 
 
 class Ends:
-    """Where delayed frames go in, and where they come out."""
+    """Where delayed frames enter, and where they leave."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.port = socket.if_nametoindex("port")
@@ -138,7 +138,7 @@ class Ends:
         self.entrance.send(DelayHeader(port or self.port, due, **header).pack() + frame)
 
     def arrived(self) -> int:
-        """Number of the next frame that comes out."""
+        """Number of the next frame that leaves."""
         return numbered(self.host)
 
 
@@ -154,7 +154,7 @@ def opened(**options: object) -> Iterator[tuple[DelayLine, Ends]]:
 
 
 def counted(line: DelayLine, received: int) -> DelayCounters:
-    """The counters, once so many frames have come in."""
+    """The counters, as soon as so many frames have been received."""
     deadline = time.monotonic() + 10
     while (counters := line.counters()).received < received:
         assert time.monotonic() < deadline, counters
@@ -177,7 +177,7 @@ class TestLine:
         assert (counters.received, counters.sent, counters.dropped) == (100, 100, 0)
         assert sum(counters.lateness) == 100
 
-    def test_each_copy_has_its_time(self) -> None:
+    def test_each_copy_has_a_time_of_its_own(self) -> None:
         with opened() as (line, ends):
             now = time.monotonic_ns()
             ends.hold(1, now + 60 * MS, now + 20 * MS, 0)
@@ -186,14 +186,14 @@ class TestLine:
             assert time.monotonic_ns() >= now + 60 * MS
             assert line.counters().sent == 4
 
-    def test_equal_times_keep_the_order(self) -> None:
+    def test_frames_due_at_the_same_time_keep_their_order(self) -> None:
         with opened() as (_, ends):
             due = time.monotonic_ns() + 20 * MS
             for number in range(200):
                 ends.hold(number, due)
             assert [ends.arrived() for _ in range(200)] == list(range(200))
 
-    def test_no_room_is_counted(self) -> None:
+    def test_frames_without_room_are_counted(self) -> None:
         with opened(capacity=10) as (line, ends):
             due = time.monotonic_ns() + FAR
             for number in range(8):
@@ -205,7 +205,7 @@ class TestLine:
         counters = line.counters()
         assert (counters.closed, counters.dropped) == (8 + 2 * 2, 22)
 
-    def test_all_that_has_come_is_counted_at_the_end(self) -> None:
+    def test_all_received_frames_are_counted_at_the_end(self) -> None:
         with opened(capacity=2000) as (line, ends):
             for number in range(1500):
                 ends.hold(number, time.monotonic_ns() + FAR)
@@ -215,7 +215,9 @@ class TestLine:
     def test_frames_leave_by_all_other_ports_while_the_switch_floods(
         self, namespace: Namespace
     ) -> None:
-        """Each is counted once, and what floods is decided when they leave, not when they came."""
+        """Each frame is counted once; whether it is flooded depends on the switch when it leaves,
+        not when it arrives.
+        """
         for number in range(2):
             namespace.run(f"ip link add port{number} type veth peer name host{number}")
             namespace.run(f"ip link set host{number} up", f"ip link set port{number} up")
@@ -238,7 +240,7 @@ class TestLine:
             assert [ends.arrived(), ends.arrived()] == [2, 2]
             assert [numbered(other), numbered(other)] == [2, 2]
             flooding.view()[0, 0] = 0
-            for number in (3, 4):  # the first is done with when the second leaves
+            for number in (3, 4):  # the first has been dealt with when the second leaves
                 ends.hold(number, 0, ingress=ports[2])
                 assert ends.arrived() == number
             for listener in (other, origin):
@@ -249,7 +251,7 @@ class TestLine:
             assert (counters.received, counters.sent, counters.dropped) == (4, 5, 0)
         os.close(flooding.fd)
 
-    def test_a_port_that_is_gone_is_counted(self) -> None:
+    def test_frames_for_a_port_that_is_gone_are_counted(self) -> None:
         with opened() as (line, ends):
             ends.hold(1, 0, port=9999)
             ends.hold(2, 0)
@@ -257,7 +259,7 @@ class TestLine:
             counters = line.counters()
             assert (counters.refused, counters.sent) == (1, 1)
 
-    def test_what_is_not_delayed_is_counted(self) -> None:
+    def test_frames_that_cannot_be_delayed_are_counted(self) -> None:
         with opened() as (line, ends):
             mark = bytes(12) + delay_header.ETHERTYPE.to_bytes(2, "big")
             ends.entrance.send(mark + bytes(20))  # short
@@ -268,7 +270,7 @@ class TestLine:
             )  # longer than any frame of the switch
             assert counted(line, 4).invalid == 4
 
-    def test_one_line_a_namespace(self) -> None:
+    def test_a_namespace_has_at_most_one_delay_line(self) -> None:
         with opened(), pytest.raises(KernelError, match=r"netlink: link add .*File exists"):
             DelayLine(1500)
 
@@ -292,14 +294,14 @@ class TestLine:
                 line.counters()
 
     @pytest.mark.parametrize("capacity", [0, 1 << 21])
-    def test_capacity(self, capacity: int) -> None:
+    def test_capacity_is_bounded(self, capacity: int) -> None:
         with pytest.raises(
             FaultError, match=f"capacity of a delay line: {capacity}: must be 1 to 1048576 frames"
         ):
             DelayLine(1500, capacity=capacity)
 
     def test_it_dies_with_its_parent(self) -> None:
-        """Also where the parent has no time to close anything."""
+        """Even if the parent has no time to close anything."""
         program = (
             "import sys, time; from testbed.faults.delay_line import DelayLine; line ="
             " DelayLine(1500); print(line.pid, flush=True); time.sleep(60)"
@@ -324,7 +326,7 @@ def overtake(monkeypatch: pytest.MonkeyPatch) -> Iterator[BpfObject]:
 @pytest.mark.net
 @pytest.mark.usefixtures("namespace")
 class TestOvertaking:
-    def test_frames_that_pass_release_one(self, overtake: BpfObject) -> None:
+    def test_passing_frames_release_a_waiting_one(self, overtake: BpfObject) -> None:
         links = overtake.maps["links"].view(np.uint64)
         with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"]) as (line, ends):
             latest = time.monotonic_ns() + FAR
@@ -354,16 +356,16 @@ class TestOvertaking:
             assert line.counters().sent == 1
         assert not links.any()
 
-    def test_release_and_delay(self, overtake: BpfObject) -> None:
-        """A frame that is overtaken leaves no sooner than it is due."""
+    def test_a_frame_may_wait_for_both_frames_and_a_time(self, overtake: BpfObject) -> None:
+        """A frame that has been overtaken still does not leave before it is due."""
         with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"]) as (_, ends):
             overtake.programs["pass"].test_run(bytes(64))
             due = time.monotonic_ns() + 20 * MS
-            ends.hold(1, due, release=1, latest=due + FAR)  # overtaken before it came
+            ends.hold(1, due, release=1, latest=due + FAR)  # overtaken before it arrived
             assert ends.arrived() == 1
             assert time.monotonic_ns() >= due
 
-    def test_what_is_dropped_waits_no_longer(self, overtake: BpfObject) -> None:
+    def test_a_dropped_frame_waits_no_longer(self, overtake: BpfObject) -> None:
         links = overtake.maps["links"].view(np.uint64)
         with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"], capacity=2) as (
             line,

@@ -1,4 +1,6 @@
-"""Events and faults as text and tables: what is accepted, what is refused, and with which error."""
+"""Events and faults as text and tables: which are accepted, which are refused, and with which
+errors.
+"""
 
 from typing import Any
 
@@ -50,7 +52,7 @@ def refusal(text: str) -> str:
 
 
 @given(events())
-def test_words_are_taken_for_the_same_event(text: str) -> None:
+def test_words_and_tables_give_the_same_event(text: str) -> None:
     event = parse_fault(text)
     assert parse_fault(format_fault(event)) == event
 
@@ -86,13 +88,13 @@ def test_words_are_those_of_a_user(text: str) -> None:
 
 
 @given(st.integers(1, 86400 * 10**9))
-def test_times_of_events_go_there_and_back(nanoseconds: int) -> None:
+def test_times_of_events_survive_a_round_trip(nanoseconds: int) -> None:
     event = parse_fault(f"pause host=h2 at=1ns for={nanoseconds}ns")
     assert parse_fault(format_fault(event)) == event
 
 
 @given(st.integers(64_000, 30 * 10**9), st.integers(576, 64 << 20))
-def test_rates_and_queues_go_there_and_back(rate: int, queue: int) -> None:
+def test_rates_and_queues_survive_a_round_trip(rate: int, queue: int) -> None:
     limit = parse_fault(f"limit host=h2 rate={rate}bit queue={queue}B")
     assert parse_fault(format_fault(limit)) == limit
 
@@ -115,7 +117,7 @@ def test_rates_and_queues_go_there_and_back(rate: int, queue: int) -> None:
         (("partition sets=h1|h2",), True),
     ],
 )
-def test_which_faults_take_the_engine(texts: tuple[str, ...], met: bool) -> None:
+def test_which_faults_need_the_engine(texts: tuple[str, ...], met: bool) -> None:
     assert meet_frames(map(parse_fault, texts)) == met
 
 
@@ -134,7 +136,7 @@ def test_which_faults_take_the_engine(texts: tuple[str, ...], met: bool) -> None
         "limit hosts=h1,h2 rate=64.5kbit",
     ],
 )
-def test_words_are_taken_for_the_same_rule(text: str) -> None:
+def test_words_and_tables_give_the_same_rule(text: str) -> None:
     rule = parse_fault(text)
     assert parse_fault(format_fault(rule)) == rule
 
@@ -149,7 +151,7 @@ def test_times_have_units_or_are_seconds() -> None:
     assert (forever.at, forever.end) == (0, None)
 
 
-def test_what_they_are_about() -> None:
+def test_events_know_their_hosts_and_links() -> None:
     faults = [
         parse_fault(text)
         for text in (
@@ -267,7 +269,7 @@ def floods(*texts: str, topology: str = "ring", hosts: int = 4) -> None:
         ("flood switch=s3 at=2", "flood switch=s1 for=3", "flood switch=s2 at=1"),
     ],
 )
-def test_floods_at_once_between_which_frames_go_round_are_refused(texts: tuple[str, ...]) -> None:
+def test_simultaneous_floods_with_endless_frames_are_refused(texts: tuple[str, ...]) -> None:
     with pytest.raises(
         SpecError,
         match=r"flood of s1, s2(, s3)? at once: a frame for h1 would go round .* for ever",
@@ -278,7 +280,7 @@ def test_floods_at_once_between_which_frames_go_round_are_refused(texts: tuple[s
 @pytest.mark.parametrize(
     "texts",
     [
-        ("flood switch=s1 for=1", "flood switch=s2 at=1"),  # ends come before beginnings
+        ("flood switch=s1 for=1", "flood switch=s2 at=1"),  # ends precede starts
         ("flood switch=s2 at=3", "flood switch=s1 at=1 for=2"),
         ("flood switches=s1,s3",),
         ("pause hosts=h1,h2", "flood switch=s4"),
@@ -288,7 +290,7 @@ def test_floods_one_after_the_other_are_allowed(texts: tuple[str, ...]) -> None:
     floods(*texts)
 
 
-def test_floods_of_switches_that_are_not_there_are_refused() -> None:
+def test_floods_of_unknown_switches_are_refused() -> None:
     with pytest.raises(
         SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"
     ):

@@ -1,5 +1,5 @@
-"""Events on real hosts: each is in force from its time to its end, and undone however the block is
-left.
+"""Events on real hosts: each is in force from its start to its end, and is undone however the block
+is left.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(
         assert not reaches(fabric, "h1", "h2")
         assert not reaches(fabric, "h2", "h3")
         assert reaches(fabric, "h1", "h3")
-    assert reaches(fabric, "h1", "h2")  # at once: no frame is lost after the end
+    assert reaches(fabric, "h1", "h2")  # immediately: no frame is lost after the end
     assert reaches(fabric, "h2", "h3")
     assert sorted(fabric.run("s1", ["bridge", "fdb", "show"]).stdout.splitlines()) == sorted(
         table.splitlines()
@@ -101,7 +101,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
             assert reaches(fabric, "h2", "h3")
             with partition(fabric, [["h1"], ["h2"]]):
                 pass
-            assert not reaches(fabric, "h1", "h2")  # the outer one is in force still
+            assert not reaches(fabric, "h1", "h2")  # the outer one is still in force
         assert reaches(fabric, "h1", "h2")
         blocked = injector.links()["blocked"]
         assert blocked[0, 1] > 0
@@ -132,9 +132,9 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         Timeline(fabric, workers, events[1:])
 
 
-def test_fabrics_beside_each_other_do_not_meet(fabric: Fabric, workers: Workers) -> None:
-    """With the same addresses and names: hosts, processes, control groups and programs are a run's
-    own.
+def test_events_do_not_affect_other_fabrics(fabric: Fabric, workers: Workers) -> None:
+    """Even with the same addresses and names, because each run has hosts, processes, control groups
+    and programs of its own.
     """
     drop, slowly = parse_fault("drop"), Slow.model_validate({"hosts": "h1", "share": 0.5})
     with Fabric(plan_fabric("star", 3, "xdp")) as other, Workers(other) as their_workers:
@@ -154,7 +154,7 @@ def test_fabrics_beside_each_other_do_not_meet(fabric: Fabric, workers: Workers)
             assert theirs.counters() == {}
             assert (
                 theirs.frames() == 4
-            )  # a request and a reply of each, and none of the other fabric's
+            )  # a request and a reply of each ping, and no frame of the other fabric
             with (
                 Timeline(fabric, workers, [slowly]) as ours,
                 Timeline(other, their_workers, [slowly]) as yours,
@@ -176,7 +176,7 @@ def test_a_paused_host_stands_still(fabric: Fabric, workers: Workers) -> None:
     child.wait()
 
 
-def test_a_killed_host_is_left_out(fabric: Fabric, workers: Workers) -> None:
+def test_a_killed_host_is_excluded(fabric: Fabric, workers: Workers) -> None:
     kill(workers, "h2")
     answers = workers.call_all(
         event_calls.spin, {name: {"seconds": 0.0} for name in fabric.hosts}, errors="return"
@@ -192,14 +192,14 @@ def test_a_slow_host_gets_its_share(fabric: Fabric, workers: Workers) -> None:
     with slow(fabric, "h2", share=0.1) as how:
         held = workers["h2"].call(event_calls.spin, seconds=0.5)
     assert how == ("cgroup" if find_hierarchy() else "signals")
-    assert held < 0.15  # of a CPU, a period of the scheduler more than its share
+    assert held < 0.15  # of a CPU: its share and one period of the scheduler
     assert (
         workers["h2"].call(event_calls.spin, seconds=0.2) > 2 * held * 0.2
-    )  # nothing holds it any more
+    )  # it is no longer limited
     assert not list(remove_groups(fabric.run_id))
 
 
-def test_turns_of_stopping_hold_a_host_to_its_share(fabric: Fabric, workers: Workers) -> None:
+def test_stopping_a_host_in_turns_limits_it_to_its_share(fabric: Fabric, workers: Workers) -> None:
     with duty_cycle(fabric, "h2", 0.2):
         held = workers["h2"].call(event_calls.spin, seconds=0.5)
     assert held < 0.6
@@ -207,7 +207,7 @@ def test_turns_of_stopping_hold_a_host_to_its_share(fabric: Fabric, workers: Wor
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 1.5])
-def test_a_share_is_part_of_a_cpu(fabric: Fabric, share: float) -> None:
+def test_a_share_is_a_fraction_of_a_cpu(fabric: Fabric, share: float) -> None:
     with (
         pytest.raises(SpecError, match=rf"share = {share}: must be a number from 0.01 to 1"),
         slow(fabric, "h1", share),
@@ -216,7 +216,7 @@ def test_a_share_is_part_of_a_cpu(fabric: Fabric, share: float) -> None:
 
 
 @pytest.mark.skipif(find_hierarchy() is None, reason="no control group may be made here")
-def test_a_group_that_was_left_is_found_by_its_name(fabric: Fabric) -> None:
+def test_a_control_group_left_behind_is_found_by_its_name(fabric: Fabric) -> None:
     hierarchy = find_hierarchy()
     assert hierarchy
     group = CpuGroup(hierarchy, fabric.run_id, "h1", 0.5)
@@ -229,7 +229,7 @@ def test_a_group_that_was_left_is_found_by_its_name(fabric: Fabric) -> None:
     process.wait()
 
 
-def test_a_timeline_does_and_undoes(fabric: Fabric, workers: Workers) -> None:
+def test_a_timeline_applies_and_undoes_events(fabric: Fabric, workers: Workers) -> None:
     events = [
         LinkDown.model_validate({"at": 0.1, "for": 0.1, "hosts": "h2"}),
         Pause.model_validate({"at": 0.05, "for": 0.1, "hosts": "h3"}),
@@ -249,7 +249,7 @@ def test_a_timeline_does_and_undoes(fabric: Fabric, workers: Workers) -> None:
     assert not list(remove_groups(fabric.run_id))
 
 
-def test_leaving_early_undoes_what_is_in_force_and_does_no_more(
+def test_leaving_early_undoes_events_in_force_and_starts_no_more(
     fabric: Fabric, workers: Workers
 ) -> None:
     events = [LinkDown(hosts="h2"), Pause(hosts="h3"), Pause(at=3600, hosts="h1")]  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ def test_an_interrupt_while_the_first_events_happen_undoes_them(
 
 
 @pytest.mark.skipif(find_hierarchy() is None, reason="no control group may be made here")
-def test_a_fabric_takes_groups_along_that_were_left() -> None:
+def test_a_fabric_removes_control_groups_left_behind() -> None:
     hierarchy = find_hierarchy()
     assert hierarchy
     with Fabric(plan_fabric("star", 1, "bridge")) as fabric:
@@ -309,6 +309,6 @@ def test_a_worker_killed_on_time_is_returned(
     assert entry.ended is None  # a death has no end
 
 
-def test_events_of_hosts_that_are_not_there_are_refused(fabric: Fabric, workers: Workers) -> None:
+def test_events_of_unknown_hosts_are_refused(fabric: Fabric, workers: Workers) -> None:
     with pytest.raises(SpecError, match="host: 'h9' is not in this fabric; hosts are h1, h2, h3"):
         Timeline(fabric, workers, [Pause(hosts="h9")])  # type: ignore[arg-type]

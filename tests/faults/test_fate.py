@@ -1,5 +1,5 @@
-"""Fates have the statistics that rules ask for. Seeds are fixed, so are the outcomes; bounds are
-four standard deviations.
+"""Fates have the statistics that rules specify. Seeds are fixed, and so are the outcomes; bounds
+are four standard deviations.
 """
 
 from itertools import groupby
@@ -34,7 +34,7 @@ def near(value, p, count, deviations=4.0):
 
 
 def test_mix_is_splitmix64s():
-    """The first numbers of splitmix64 from 1234567, as in its authors' reference."""
+    """The first numbers of splitmix64 with seed 1234567, as in its authors' reference."""
     golden = 0x9E3779B97F4A7C15
     found = [mix((1234567 + golden * i) % 2**64) for i in (1, 2, 3)]
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
@@ -46,13 +46,13 @@ def test_rules_fire_with_their_probability(p):
     assert near(sum(verdict.drop for verdict in stream(rules, 20_000)), p, 20_000)
 
 
-def test_never_and_always():
+def test_rules_may_fire_never_or_always():
     assert not any(verdict.fired for verdict in stream(table("drop p=0"), 2000))
     assert all(verdict.drop for verdict in stream(table("drop p=1"), 2000))
 
 
 def test_every_field_and_the_seed_and_the_rule_matter():
-    """Fates of frames that differ in one field only are as good as independent."""
+    """Fates of frames that differ in a single field are practically independent."""
     rules, again = (
         table("corrupt p=0.5", "corrupt p=0.5"),
         table("corrupt p=0.5", "corrupt p=0.5", seed=2),
@@ -79,7 +79,7 @@ def test_every_field_and_the_seed_and_the_rule_matter():
     assert near(sum(a == b for a, b in zip(*of_rule, strict=True)), 0.5, 2000)
 
 
-def test_a_drop_ends_and_others_add_up():
+def test_a_drop_ends_the_judgement_and_other_faults_add_up():
     rules = table(
         "duplicate",
         "delay delay=1ms",
@@ -114,7 +114,7 @@ def test_a_drop_ends_and_others_add_up():
     )
 
 
-def test_corrupted_bits_are_spread_over_what_may_be_corrupted():
+def test_corrupted_bits_are_spread_over_all_that_may_be_corrupted():
     flips = np.array([verdict.corrupt for verdict in stream(table("corrupt bits=4"), 5000)])
     assert flips.shape == (5000, 4)
     assert flips.min() >= 8 * FIRST_BYTE
@@ -139,10 +139,10 @@ def test_delays_have_their_distribution(text):
     rules = table(text, "duplicate copies=7")
     drawn = np.array([verdict.delays_ns for verdict in stream(rules, 3000)]) / MS
     assert abs(drawn.mean() - mean) <= 4 * deviation / sqrt(drawn.size) + 0.02 * deviation
-    if "pareto" not in text:  # whose tail is cut in the table, and its variance with it
+    if "pareto" not in text:  # the table truncates its tail, and thereby its variance
         assert drawn.std() == pytest.approx(deviation, rel=0.03)
     correlation = np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] if deviation else 0
-    assert abs(correlation) < 4 / sqrt(len(drawn))  # each copy draws its own
+    assert abs(correlation) < 4 / sqrt(len(drawn))  # each copy draws its own delay
 
 
 def test_normal_delays_lie_on_the_normal_curve():
@@ -166,7 +166,7 @@ def test_quantiles_ascend(delay, jitter, distribution):
     found = quantiles(parse_rule(f"delay delay={delay}ms {extra}"))
     assert found.shape == (STEPS + 1,)
     assert (np.diff(found.astype(np.int64)) >= 0).all()
-    assert int(np.diff(found).max()) < 2**40  # what the kernel's interpolation takes
+    assert int(np.diff(found).max()) < 2**40  # the limit of the kernel's interpolation
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_quantiles_ascend(delay, jitter, distribution):
     [(0.05, 0.25, 1.0), (0.01, 0.1, 1.0), (0.02, 0.2, 0.5), (0.5, 0.5, 1.0)],
 )
 def test_bursts_are_gilbert_and_elliotts(enter, leave, p):
-    """Share of losses, and for total loss the mean length of bursts: 1 / leave."""
+    """The share of losses and, for total loss, the mean length of bursts: 1 / leave."""
     count = 20_000
     losses = [
         verdict.drop for verdict in stream(table(f"burst enter={enter} leave={leave} p={p}"), count)
@@ -182,7 +182,7 @@ def test_bursts_are_gilbert_and_elliotts(enter, leave, p):
     share = enter / (enter + leave) * p
     correlated = (2 - enter - leave) / (
         enter + leave
-    )  # the variance's factor for a two-state chain's mean
+    )  # the factor of the variance of a two-state chain's mean
     assert near(sum(losses), share, count, 4 * sqrt(correlated))
     if p == 1:
         bursts = [len(list(run)) for lost, run in groupby(losses) if lost]
@@ -191,15 +191,17 @@ def test_bursts_are_gilbert_and_elliotts(enter, leave, p):
         )
 
 
-def test_short_streams_lose_as_much_as_long_ones():
-    """A stream begins in its stationary distribution: collectives of few chunks are no luckier."""
+def test_short_streams_lose_as_many_frames_as_long_ones():
+    """A stream starts in its stationary distribution, so collectives of few chunks lose no fewer
+    frames.
+    """
     rules = table("burst enter=0.02 leave=0.18")
     losses = [verdict.drop for seq in range(3000) for verdict in stream(rules, 3, seq=seq)]
     assert sum(losses) / len(losses) == pytest.approx(0.1, abs=4 * sqrt(0.09 / 3000))
 
 
 def test_a_streams_state_does_not_depend_on_the_hop():
-    """The stream of a link is its chunks, whatever hop each is on."""
+    """The stream of a link consists of its chunks, whatever their hops."""
     rules = table("burst enter=0.3 leave=0.3")
     states = [
         [judge(rules, Packet(0, 1, 1, chunk=chunk, hop=hop)).drop for chunk in range(50)]

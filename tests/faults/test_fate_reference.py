@@ -1,4 +1,4 @@
-"""bpf/include/fate.h and testbed/faults/fate.py decide the same fates, bit for bit, packet by
+"""bpf/include/fate.h and testbed/faults/fate.py decide the same fates, bit for bit and packet by
 packet.
 """
 
@@ -62,8 +62,8 @@ SEEDS = (0, 1, 2**64 - 1)
 
 
 def packets(seed: int, layout: np.dtype) -> np.ndarray:
-    """Random identities; numbers that are small half of the time, so that ranges are hit and
-    streams are short.
+    """Random identities; half of the numbers are small, so that ranges are hit and streams are
+    short.
     """
     draw = np.random.default_rng(seed)
     cases = np.zeros(CASES, layout)
@@ -86,7 +86,7 @@ def packets(seed: int, layout: np.dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("number", range(20))
 def test_reference_and_engine_agree(number: int) -> None:
-    """20 batches, a million packets in all; every verdict in every detail."""
+    """20 batches, a million packets in total; verdicts are compared in every detail."""
     names = list(RULE_SETS)
     name, seed = names[number % len(names)], SEEDS[number % len(SEEDS)]
     table = compile_rules(

@@ -1,5 +1,5 @@
-"""Switches that have lost their tables, on real hosts: which hosts receive what, how often, for how
-long, and the effect on faults.
+"""Switches that have lost their tables, on real hosts: which hosts receive which frames, how often,
+for how long, and the effect on faults.
 """
 
 import itertools
@@ -72,7 +72,7 @@ def star(request: pytest.FixtureRequest) -> Iterator[tuple[Fabric, Workers]]:
 
 
 def hear_anew(workers: Workers, names: list[str]) -> None:
-    """Forget what has arrived up to now."""
+    """Forget what has arrived so far."""
     workers.call_all(forget, names)
 
 
@@ -83,7 +83,7 @@ def forget(context: Any) -> None:
 
 
 def all_heard(workers: Workers, expected: dict[str, int]) -> Heard:
-    """What hosts have heard, once that is as much as expected, and what was under way to anyone has
+    """What hosts have heard, once they have heard as much as expected and all frames in flight have
     arrived.
     """
     workers.call_all(calls.heard, {name: {"least": least} for name, least in expected.items()})
@@ -94,7 +94,7 @@ def all_heard(workers: Workers, expected: dict[str, int]) -> Heard:
 
 
 def ports_and_table(fabric: Fabric, switch: str) -> list[str]:
-    """What the bridge forwards by."""
+    """The ports and the table by which the bridge forwards."""
     ports = json.loads(
         fabric.run(switch, ["bridge", "-json", "-details", "link"], check=True).stdout
     )
@@ -119,11 +119,11 @@ FABRICS: list[tuple[str, int, dict[str, str]]] = [
 
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
 @pytest.mark.parametrize(("topology", "hosts", "floods"), FABRICS)
-def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longer(
+def test_hosts_hear_frames_for_others_as_often_as_predicted_and_only_during_the_flood(
     topology: str, hosts: int, floods: dict[str, str], switch: str
 ) -> None:
-    """Every host sends to all, on both datapaths; what arrives is counted frame by frame, whomever
-    it is for.
+    """Every host sends to all others, on both datapaths; arriving frames are counted one by one,
+    whatever their destination.
     """
     plan = plan_fabric(topology, hosts, switch)
     names = [host.name for host in plan.hosts]
@@ -171,7 +171,7 @@ def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longe
         assert fabric.floods == frozenset()
 
 
-def test_the_stack_takes_only_what_is_for_its_host(star: tuple[Fabric, Workers]) -> None:
+def test_the_stack_accepts_only_frames_for_its_host(star: tuple[Fabric, Workers]) -> None:
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
     with flooded(fabric, "s1"):
@@ -184,7 +184,7 @@ def test_the_stack_takes_only_what_is_for_its_host(star: tuple[Fabric, Workers])
 
 
 def received(fabric: Fabric, host: str) -> int:
-    """Frames that a host has received."""
+    """The number of frames that a host has received."""
     for line in Path(f"/proc/{fabric.hosts[host].pid}/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
@@ -193,14 +193,14 @@ def received(fabric: Fabric, host: str) -> int:
 
 
 def wait_for_frames(fabric: Fabric, host: str) -> None:
-    """Wait until a host has received five more."""
+    """Wait until a host has received five more frames."""
     enough = received(fabric, host) + 5
     wait_until(lambda: received(fabric, host) >= enough)
 
 
 def test_nothing_is_lost_or_doubled_as_tables_come_and_go(star: tuple[Fabric, Workers]) -> None:
-    """A host sends while the switch loses its table twenty times and gets it back; the third hears
-    a part of it.
+    """A host sends while the switch loses its table twenty times and gets it back; the third host
+    hears some of the frames.
     """
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
@@ -231,8 +231,8 @@ def test_nothing_is_lost_or_doubled_as_tables_come_and_go(star: tuple[Fabric, Wo
 
 
 def judged(injector: Injector) -> "Counter[int]":
-    """How often each datagram of a first flow comes from h1 to h2, as the reference
-    model decides.
+    """How often each datagram of the first flow arrives from h1 at h2, according to the reference
+    model.
     """
     fates = [
         judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD)
@@ -257,11 +257,11 @@ RULES = {
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("first", ["flood", "injector"])
-def test_a_frame_meets_its_fate_once_and_then_is_flooded(
+def test_a_frames_fate_is_decided_once_before_it_is_flooded(
     star: tuple[Fabric, Workers], rules: str, first: str
 ) -> None:
-    """Copies and delayed frames leave by all other ports, too, whichever came into force first;
-    counters say what they did.
+    """Copies and delayed frames also leave through all other ports, whether the flood or the faults
+    came first; counters record this.
     """
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
@@ -281,7 +281,7 @@ def test_a_frame_meets_its_fate_once_and_then_is_flooded(
     assert not found["h1"]
     assert (links["unplaced"].sum(), links["lost"].sum()) == (0, 0)
     assert links["passed"][0, 1] + (delays.received if delays else 0) >= len(expected)
-    pings = 2 * 6  # of those that wait for what is under way: a request and a reply of each
+    pings = 2 * 6  # the pings that wait for frames in flight: a request and a reply each
     assert injector.frames() == FRAMES + pings
     fates = [
         judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD)
@@ -340,7 +340,7 @@ def test_sums_and_answers_are_exact_while_a_switch_floods(
             results = workers.call_all(reduce_ring, work, timeout=90)
             for one, other in itertools.permutations(fabric.hosts, 2):
                 answer = fabric.run(one, ["ping", "-c", "3", "-i", "0.002", "-W", "5", other])
-                assert " 3 received" in answer.stdout  # and no duplicates, of which it tells
+                assert " 3 received" in answer.stdout  # and no duplicates, which ping would mention
                 assert ("duplicates" in answer.stdout) == (
                     f"{one}->{other}" in doubled(fabric, name)
                 )
@@ -352,7 +352,7 @@ def test_sums_and_answers_are_exact_while_a_switch_floods(
 
 
 def doubled(fabric: Fabric, switch: str) -> set[str]:
-    """Between whom a frame, or what answers it, comes more than once."""
+    """The pairs of hosts between which a frame or its answer arrives more than once."""
     plan, found = fabric.plan, set()
     for one, other in itertools.permutations(plan.hosts, 2):
         there, back = (
@@ -365,7 +365,7 @@ def doubled(fabric: Fabric, switch: str) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["error", "interrupt"])
-def test_the_table_is_back_however_the_block_is_left(
+def test_the_table_is_restored_however_the_block_is_left(
     star: tuple[Fabric, Workers], how: str
 ) -> None:
     fabric, workers = star
@@ -392,7 +392,7 @@ def test_the_table_is_back_however_the_block_is_left(
 
 
 def test_the_datapath_may_change_while_a_switch_floods() -> None:
-    """Programs that come later know, too."""
+    """Programs attached later also know that the switch floods."""
     with Fabric(plan_fabric("star", 3)) as fabric, Workers(fabric, modules=MODULES) as workers:
         workers.call_all(calls.hear, list(fabric.hosts))
         with flooded(fabric, "s1"):
@@ -406,7 +406,7 @@ def test_the_datapath_may_change_while_a_switch_floods() -> None:
 
 
 def test_floods_that_would_not_end_are_refused() -> None:
-    """As events beforehand, and by hand beside those that are in force."""
+    """Both as events, beforehand, and by hand, while other floods are in force."""
     with Fabric(plan_fabric("ring", 4, "bridge")) as fabric, Workers(fabric) as workers:
         before = {name: ports_and_table(fabric, name) for name in fabric.switches}
         round_and_round = (

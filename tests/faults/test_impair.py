@@ -1,5 +1,5 @@
-"""The fault programs, frame by frame with BPF_PROG_TEST_RUN: what they decide, count, and leave of
-the frame.
+"""The fault programs, frame by frame with BPF_PROG_TEST_RUN: what they decide and count, and what
+becomes of the frame.
 """
 
 import numpy as np
@@ -28,8 +28,8 @@ def program(request):
     return request.param
 
 
-def test_ring_frames_are_known_by_their_header(program):
-    """Of frames that differ in one field each, a rule with exact fields drops one."""
+def test_ring_frames_are_identified_by_their_header(program):
+    """Among frames that differ in one field each, a rule with exact fields drops one."""
     exact = {"kind": KINDS["result"], "group": 7, "seq": 70_000, "chunk": 3, "hop": 2, "attempt": 1}
     words = " ".join(f"{key}={value}" for key, value in exact.items() if key != "kind")
     programs = Programs(f"drop kind=result link=h2->h3 {words}")
@@ -52,10 +52,8 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("kind", FLOWS)
-def test_other_frames_are_known_by_flow_and_index(program, kind):
-    """The packet that is dropped is the fifth of its flow, in each of which packets are numbered
-    from 0.
-    """
+def test_other_frames_are_identified_by_flow_and_index(program, kind):
+    """The dropped packet is the fifth of its flow; packets are numbered from 0 within each flow."""
     programs = Programs(f"drop kind={kind} seq=1 chunk=4")
     other = {
         "tcp": TCP(sport=1001, dport=2000),
@@ -64,7 +62,7 @@ def test_other_frames_are_known_by_flow_and_index(program, kind):
     }[kind]
     first = bytes(between() / FLOWS[kind] / Raw(bytes(60)))
     second = bytes((between(0, 1) if kind != "icmp" else between()) / other / Raw(bytes(60)))
-    if kind == "icmp":  # no ports: another address makes another flow
+    if kind == "icmp":  # there are no ports, so another address makes another flow
         second = bytes(
             Ether(src=PLAN.hosts[0].mac, dst=PLAN.hosts[1].mac)
             / IP(src="10.0.9.9", dst="10.0.0.2")
@@ -91,19 +89,19 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_frames_without_an_identity_have_no_faults(program, name):
+def test_no_fault_applies_to_frames_without_an_identity(program, name):
     programs = Programs("drop", "corrupt")
     data = bytes(STRANGERS[name])
     assert programs.run(program, data) == (PASSES[program], data)
     assert not programs.maps["links"].view(LINK)["frames"].any()
 
 
-def test_an_unknown_receiver_takes_the_bridge():
+def test_frames_for_an_unknown_receiver_go_to_the_bridge():
     data = bytes(Ether(src=PLAN.hosts[0].mac, dst="ff:ff:ff:ff:ff:ff") / IP() / UDP() / bytes(50))
     assert Programs("drop").run("impair_xdp", data) == (XDP_PASS, data)
 
 
-def test_bits_are_flipped_where_the_reference_says(program):
+def test_bits_are_flipped_where_the_reference_model_says(program):
     programs = Programs("corrupt bits=5", "corrupt p=0.5 bits=64", seed=9)
     for chunk in range(20):
         data = ring(chunk=chunk)
@@ -115,7 +113,7 @@ def test_bits_are_flipped_where_the_reference_says(program):
         assert programs.run(program, data) == (PASSES[program], bytes(expected))
 
 
-def test_delayed_frames_carry_when_and_where(program):
+def test_delayed_frames_carry_their_time_and_port(program):
     programs = Programs(
         "delay delay=3ms jitter=1ms", "duplicate copies=2", "reorder behind=4 within=20ms"
     )
@@ -141,7 +139,9 @@ def test_delayed_frames_carry_when_and_where(program):
 
 
 def test_copies_leave_by_a_fan_of_their_port():
-    """A test run redirects without sending; a port without a fan sends one frame, and says so."""
+    """A test run redirects without sending; a port without a fan sends a single frame, and this is
+    counted.
+    """
     programs = Programs("duplicate copies=2")
     assert programs.run("impair_xdp", ring())[0] == XDP_REDIRECT
     assert programs.link()["unplaced"] == 1
@@ -156,13 +156,13 @@ def test_copies_leave_by_a_fan_of_their_port():
 
 
 def test_copies_of_a_switch_that_floods_leave_by_the_fan_of_all_ports():
-    """Judged and counted as ever, but for the ports."""
+    """Frames are judged and counted as usual; only the ports differ."""
     programs = Programs("duplicate copies=2", "corrupt bits=1", seed=3)
     programs.maps["flooding"].view(np.uint64)[0, 0] = 1
     for port, ifindex in {1: LOOPBACK, 2: LOOPBACK + 1, 3: LOOPBACK + 2}.items():
         programs.maps["indices"].update(port, ifindex)
     assert programs.run("impair_xdp", ring())[0] == XDP_REDIRECT
-    assert programs.link()["unplaced"] == 1  # no fan: one frame leaves by each
+    assert programs.link()["unplaced"] == 1  # no fan: one frame leaves through each port
     fan = Map.create("fan", 14, 4, 4, 3 * 3)
     programs.maps["fans"].update(2, fan.fd)
     assert programs.run("impair_xdp", ring())[0] == XDP_REDIRECT
@@ -199,8 +199,8 @@ def test_blocked_links_lose_before_any_rule(program):
 
 
 @pytest.mark.parametrize("index", [0, 3])  # what h1 sends, what h2 is sent
-def test_limits_let_a_bucket_pass(program, index):
-    """So slow a rate that nothing flows into the bucket during the test."""
+def test_limits_let_a_bucket_of_frames_pass(program, index):
+    """The rate is so slow that the bucket does not fill during the test."""
     programs = Programs()
     rate, frames = 8, 5  # bits per second
     burst = frames * len(ring()) * 8 * 10**9 // rate
@@ -210,7 +210,7 @@ def test_limits_let_a_bucket_pass(program, index):
     assert programs.link()["limited"] == 3
 
 
-def test_a_link_with_holdings_is_told_that_frames_pass(program):
+def test_a_link_with_waiting_frames_is_told_that_frames_pass(program):
     programs = Programs()
     _, producer, _ = programs.maps["wakeups"].ring_buffer()
     programs.run(program, ring())
@@ -221,9 +221,9 @@ def test_a_link_with_holdings_is_told_that_frames_pass(program):
     assert programs.link()["passed"] == 2
 
 
-def test_a_full_log_counts_what_it_lacks(program):
+def test_a_full_log_counts_lost_records(program):
     programs = Programs("corrupt", "duplicate p=0")
     room = programs.maps["records"].max_entries // 48
     programs.object.programs[program].test_run(ring(), repeat=room + 100)
-    assert programs.link()["lost"] in (100, 101)  # the kernel keeps a little room
+    assert programs.link()["lost"] in (100, 101)  # the kernel reserves a little space
     assert programs.fired(0) == room + 100

@@ -1,4 +1,4 @@
-"""Faults on a real fabric: on both hooks the same frames meet the same fates, and everything is
+"""Faults on a real fabric: on both hooks the same frames have the same fates, and everything is
 counted, logged, and undone.
 """
 
@@ -59,7 +59,7 @@ def listen(context):
 
 
 def send(context, ip, count):
-    """Datagrams that begin with their numbers."""
+    """Send datagrams that begin with their numbers."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.connect((ip, PORT))
         for number in range(count):
@@ -67,7 +67,7 @@ def send(context, ip, count):
 
 
 def receive(context, count, timeout):
-    """Datagrams, until there are `count`, or none has come for `timeout` seconds."""
+    """Receive datagrams until there are `count`, or none has arrived for `timeout` seconds."""
     receiver = kept(context)["receiver"]
     receiver.settimeout(timeout)
     found = []
@@ -84,7 +84,9 @@ def numbers(datagrams):
 
 
 def exchange(workers, expected):
-    """Send from h1 to h2, and return what has come; one more than expected would be seen."""
+    """Send from h1 to h2, and return what has arrived; even one more than expected would be
+    noticed.
+    """
     if not workers["h2"].call(is_listening):
         workers["h2"].call(listen)
     workers["h1"].call(send, ip="10.0.0.2", count=FRAMES)
@@ -97,7 +99,7 @@ def is_listening(context):
 
 
 def fates(injector):
-    """What the reference model decides about the datagrams of the first flow."""
+    """The reference model's verdicts on the datagrams of the first flow."""
     length = 42 + PAYLOAD
     return [
         judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=number), length)
@@ -126,12 +128,12 @@ def test_drops_and_copies_are_those_of_the_reference(fabric):
         assert links["passed"] == len(expected)
     assert injector.counters() == {(rule, 0, 1): count for rule, count in fired.items()}
     assert len(injector.log()) >= FRAMES
-    assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))  # no fault any more
+    assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))  # no faults any more
 
 
 def test_corrupted_bits_are_those_of_the_reference(fabric):
-    """The datagram's checksum would hide them: what arrives whole was not touched, the kernel drops
-    the rest.
+    """The datagram's checksum hides them: a datagram that arrives was not corrupted, and the kernel
+    drops the others.
     """
     fabric, workers = fabric
     with Injector(fabric, rules("corrupt p=0.3 link=h1->h2"), 3) as injector:
@@ -141,7 +143,7 @@ def test_corrupted_bits_are_those_of_the_reference(fabric):
         assert injector.check_replay() == FRAMES - len(intact)
 
 
-def test_delayed_frames_all_come(fabric):
+def test_all_delayed_frames_arrive(fabric):
     fabric, workers = fabric
     texts = (
         "delay p=0.3 delay=5ms jitter=5ms",
@@ -174,14 +176,12 @@ def test_blocked_links_pass_nothing(fabric):
         assert injector.links()["blocked"].sum() == FRAMES
 
 
-def test_limits_drop_what_is_beyond_the_bucket(fabric):
+def test_limits_drop_frames_that_exceed_the_bucket(fabric):
     fabric, workers = fabric
     limit = Limit(hosts="h1", direction="up", rate="64kbit", queue="2KiB")
     with Injector(fabric) as injector:
         injector.set_limits(bucket_table([limit], fabric.plan))
-        room = 2048 // (
-            42 + PAYLOAD
-        )  # frames that a full bucket lets through; in a second, 56 more
+        room = 2048 // (42 + PAYLOAD)  # frames that a full bucket lets through; 56 more per second
         found = numbers(exchange(workers, room))
         assert found[:room] == list(range(room))
         links = injector.links()[0, 1]
@@ -192,8 +192,8 @@ def test_limits_drop_what_is_beyond_the_bucket(fabric):
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
 @pytest.mark.parametrize("name", ["xdp-ring", "tcp-ring"])
 def test_collectives_survive_losses(name, switch):
-    """Exact sums, faults that fired on every hop of the ring, and a log that the reference model
-    agrees with.
+    """Sums are exact, faults have fired on every hop of the ring, and the log agrees with the
+    reference model.
     """
     plan = plan_fabric(hosts=4, switch=switch)
     times = 10
@@ -215,7 +215,9 @@ def test_collectives_survive_losses(name, switch):
                 np.testing.assert_allclose(found, np.full(20_000, 6 + 4 * number), rtol=1e-6)
         fired = injector.counters()
         assert injector.check_replay() >= injector.frames()
-        assert injector.log()["length"].max() <= 14 + plan.mtu  # frames as a wire carries them
+        assert (
+            injector.log()["length"].max() <= 14 + plan.mtu
+        )  # frames as a real wire would carry them
         assert {(sender, receiver) for _, sender, receiver in fired} >= {
             (rank, (rank + 1) % 4) for rank in range(4)
         }
@@ -242,7 +244,7 @@ def test_a_log_that_differs_is_named(fabric):
         check_replay(injector.table, records)
 
 
-def test_one_injector_at_a_time_and_one_datapath(fabric):
+def test_a_fabric_has_one_injector_and_one_datapath_at_a_time(fabric):
     fabric, _ = fabric
     with Injector(fabric, rules("drop")):
         with (
@@ -301,7 +303,7 @@ def test_offloads_are_off_for_as_long_as_faults_last():
         assert offloads(fabric) == before
 
 
-def test_an_error_ends_faults_and_is_what_is_seen(fabric):
+def test_an_error_ends_faults_and_is_the_one_raised(fabric):
     fabric, workers = fabric
     injector = Injector(fabric, rules("drop"))
 
@@ -344,7 +346,7 @@ def test_several_switches_judge_each_frame_once(topology):
 
 
 def test_a_hundred_thousand_records_a_second_are_kept():
-    """More than that come, as fast as one host sends; none is lost."""
+    """One host sends as fast as it can, which makes more than that; none is lost."""
     with Fabric(plan_fabric(hosts=2)) as fabric, Workers(fabric, modules=MODULES) as workers:
         set_datapath(fabric, "xdp")
         with Injector(fabric, rules("duplicate kind=udp copies=1"), trace=True) as injector:

@@ -43,7 +43,7 @@ def test_a_limit_in_words(text: str) -> None:
     assert hosts_of(limit) == ("hosts", limit.hosts)
 
 
-def test_a_limit_says_what_it_takes() -> None:
+def test_a_limit_says_what_it_needs() -> None:
     text = (
         "rate = 9: must be a rate with a unit, such as 100mbit [(]whole bits[)], from 64kbit to"
         " 30gbit"
@@ -55,7 +55,7 @@ def test_a_limit_says_what_it_takes() -> None:
 def test_words_of_tbf() -> None:
     limit = make_limit(queue="64KiB")
     assert " ".join(tbf_options(limit, 1500)) == "tbf rate 100000000bit burst 12500b limit 65536b"
-    # No less than two frames, or the filter would let none pass.
+    # At least two frames, or the filter would let none pass.
     assert (
         " ".join(tbf_options(make_limit(rate="1mbit"), 9000))
         == "tbf rate 1000000bit burst 18028b limit 65536b"
@@ -137,7 +137,7 @@ def address(mac: str) -> bytes:
 
 
 @pytest.mark.kernel
-def test_xdp_drops_what_is_beyond_the_bucket() -> None:
+def test_xdp_drops_frames_that_exceed_the_bucket() -> None:
     h1, h2, h3 = STAR.hosts
     limits = [
         make_limit("h1", "64kbit", queue="4KiB", direction="up"),
@@ -150,7 +150,7 @@ def test_xdp_drops_what_is_beyond_the_bucket() -> None:
             engine.maps["limits"].update(index, bucket)
         links = engine.maps["links"].view(LINK)[:, 0]
 
-        # Of frames of 1000 bytes. The bucket gets room for another one in 125 ms.
+        # With frames of 1000 bytes, the bucket gains room for another one in 125 ms.
         for sender, receiver, room in ((h1, h3, 4), (h3, h2, 2), (h3, h1, 50)):
             frame = address(receiver.mac) + address(sender.mac) + b"\x08\0\x45" + bytes(985)
             start = time.monotonic()
@@ -183,10 +183,10 @@ def test_tcp_runs_at_the_rate(direction: str) -> None:
 
 @pytest.mark.net
 @pytest.mark.needs("qdisc tbf")
-def test_what_finds_the_queue_full_is_counted() -> None:
+def test_frames_that_find_the_queue_full_are_counted() -> None:
     with Fabric(plan_fabric("star", 2, "bridge")) as fabric:
         with Shaper(fabric, [make_limit("h2", "64kbit", queue="4KiB", direction="down")]) as shaper:
-            # 100 pings of 1042 bytes in all: a few pass with the burst, four at a time may wait.
+            # 100 pings of 1042 bytes each: the burst lets a few pass, and four at a time may wait.
             fabric.run("h1", ["ping", "-f", "-c", "100", "-s", "1000", "-W", "1", "h2"])
             counters = shaper.counters()["h2", "down"]
         assert counters.dropped >= 50

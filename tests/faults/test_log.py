@@ -1,5 +1,5 @@
-"""The log: records in the kernel's order, however often the ring buffer wraps around, and errors
-that are told.
+"""The log: records in the kernel's order, however often the ring buffer wraps, and errors that are
+reported.
 """
 
 import re
@@ -19,7 +19,7 @@ from tests.support.faults.programs import Programs, ring
 pytestmark = pytest.mark.kernel
 
 
-def test_records_say_which_rules_a_frame_has_met(tmp_path):
+def test_records_say_which_rules_have_fired_on_a_frame(tmp_path):
     programs = Programs("duplicate p=0.5 copies=2", "corrupt p=0.5", "drop p=0.3", trace=True)
     with Drain(programs.maps["records"], tmp_path / "log") as drain:
         for chunk in range(100):
@@ -55,7 +55,7 @@ def test_more_records_than_the_ring_buffer_holds(tmp_path):
     assert programs.link()["lost"] == 0
 
 
-def test_a_full_disk_is_told():
+def test_a_full_disk_is_reported():
     programs = Programs("duplicate")
     with Drain(programs.maps["records"], Path("/dev/full")) as drain:
         programs.run("impair_tc", ring())

@@ -1,6 +1,4 @@
-"""netem: which of our rules it can carry out, as arguments of tc; and the error of a kernel without
-it.
-"""
+"""netem: which rules it can implement, as arguments of tc; and the error of a kernel without it."""
 
 import json
 import re
@@ -141,7 +139,7 @@ def test_rules_of_one_receiver_are_one_qdisc() -> None:
         ),
     ],
 )
-def test_what_netem_cannot_do(rules: str, text: str) -> None:
+def test_rules_that_netem_cannot_implement_are_refused(rules: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
         netem_table([parse_rule(rule) for rule in rules.split("; ")], HOSTS)
     assert str(caught.value) == text
@@ -245,7 +243,7 @@ def test_a_run_with_netem_or_the_kernels_words(
 
 
 @pytest.mark.net
-def test_frames_that_xdp_redirects_meet_no_netem() -> None:
+def test_frames_that_xdp_redirects_bypass_netem() -> None:
     with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
         set_datapath(fabric, "xdp")
         with pytest.raises(FaultError, match="netem: frames that XDP redirects pass no qdisc"):

@@ -172,7 +172,7 @@ def test_units_that_are_too_fine(parse, text, allowed):
 
 
 @given(st.integers(0, 60 * 10**9), st.sampled_from(["delay", "jitter"]))
-def test_times_of_whole_nanoseconds_go_there_and_back(nanoseconds, key):
+def test_times_of_whole_nanoseconds_survive_a_round_trip(nanoseconds, key):
     rule = parse_rule(
         f"delay delay=1ms {key}={nanoseconds}ns"
         if key == "jitter"
@@ -199,7 +199,7 @@ def test_units_that_are_refused(parse, noun, text):
         st.from_regex(r"[a-z>*,-]{1,9}|[0-9]{1,6}", fullmatch=True),
     )
 )
-def test_words_split_into_what_they_were_made_of(keys):
+def test_words_split_into_their_parts(keys):
     text = " ".join(["act", *(f"{key}={value}" for key, value in keys.items())])
     action, found = split_words(text)
     assert action == "act"

@@ -22,9 +22,7 @@ def graph() -> GraphData:
 
 
 class ThreadGroup:
-    """Ranks that are threads: the sum is taken in rank order by every rank, so all get the same
-    bits.
-    """
+    """Ranks that are threads: every rank adds in rank order, so all get the same bits."""
 
     def __init__(self, world: int) -> None:
         self.tensors: list[Tensor | None] = [None] * world

@@ -11,7 +11,7 @@ from testbed.core.errors import SpecError
 from testbed.gnn.debian import DebianSpec, package_lists, parse_packages
 from testbed.gnn.graph import GraphData
 
-SPEC = DebianSpec(name="debian", feature_dim=1024)  # roomy: no two words here collide
+SPEC = DebianSpec(name="debian", feature_dim=1024)  # large enough that no two words here collide
 PACKAGES = Path(__file__).parent / "data" / "Packages"
 NAMES = ["alpha", "beta", "delta", "epsilon", "eta", "gamma", "iota", "kappa", "theta", "zeta"]
 
@@ -40,14 +40,14 @@ def test_real_package_beats_its_providers(parsed: GraphData) -> None:
     assert neighbours(parsed, "delta") == {"alpha"}
 
 
-def test_newest_version_counts(parsed: GraphData) -> None:
+def test_only_the_newest_version_counts(parsed: GraphData) -> None:
     assert neighbours(parsed, "beta") == {
         "alpha",
         "gamma",
     }  # from alpha's Depends and from 1.10's Recommends
 
 
-def test_qualifiers_are_ignored_and_loops_left_out(parsed: GraphData) -> None:
+def test_qualifiers_and_loops_are_ignored(parsed: GraphData) -> None:
     assert neighbours(parsed, "zeta") == {"gamma"}
     assert neighbours(parsed, "epsilon") == {"alpha"}
 

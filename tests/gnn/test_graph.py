@@ -38,7 +38,7 @@ def test_split_is_a_partition(n: int, train: float, val: float, seed: int) -> No
 
 def test_saved_graph_loads_equal(graph: GraphData, tmp_path: Path) -> None:
     graph.save(tmp_path / "g")
-    graph.save(tmp_path / "g")  # as another process would, a moment later
+    graph.save(tmp_path / "g")  # as another process might do a moment later
     loaded = GraphData.load(tmp_path / "g")
     for name in ARRAYS:
         assert np.array_equal(getattr(graph, name), getattr(loaded, name))
@@ -77,7 +77,7 @@ def test_cache_of_another_user(tmp_path: Path) -> None:
     )
 
 
-def test_cache_that_is_not_whole(graph: GraphData, tmp_path: Path) -> None:
+def test_an_incomplete_cache_is_an_error(graph: GraphData, tmp_path: Path) -> None:
     graph.save(tmp_path / "g")
     (tmp_path / "g" / "x.npy").write_bytes(b"")
     with pytest.raises(

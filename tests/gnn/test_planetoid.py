@@ -1,5 +1,5 @@
-"""Planetoid graphs: small ones in the same files as the published, and Cora, from a folder beside
-the checkout or the one that TESTBED_PLANETOID names.
+"""Planetoid graphs: small ones in the same format as the published ones, and Cora, from a folder
+next to the checkout or the one named by TESTBED_PLANETOID.
 """
 
 import os
@@ -141,8 +141,10 @@ def test_files_that_need_one_another_are_checked_before_they_are_used(tmp_path: 
 
 
 @pytest.mark.parametrize(("features", "labels"), [(1 << 40, 2), (3, 1 << 40)])
-def test_what_becomes_dense_is_estimated_first(tmp_path: Path, features: int, labels: int) -> None:
-    """Files without a row say how wide the rows of eight vertices are."""
+def test_memory_for_dense_features_is_estimated_first(
+    tmp_path: Path, features: int, labels: int
+) -> None:
+    """Files without a row specify the width of the rows of eight vertices."""
     parts: dict[str, Any] = dict.fromkeys(
         ("x", "tx", "allx"), csr_matrix((0, features), dtype=np.float32)
     )
@@ -160,7 +162,7 @@ class Intruder:
 
 
 @pytest.mark.parametrize("part", ["x", "tx", "allx", "y", "ty", "ally", "graph"])
-def test_code_in_files_is_not_run(tmp_path: Path, part: str) -> None:
+def test_code_in_files_is_not_executed(tmp_path: Path, part: str) -> None:
     spec = write(tmp_path, **{part: pickle.dumps(Intruder(f"touch {tmp_path}/ran"), 2)})
     with pytest.raises(
         SpecError,

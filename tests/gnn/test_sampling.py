@@ -1,5 +1,5 @@
-"""The neighbour sampler: only real edges, no repeats, fanout kept, uniform, the same for the same
-seed.
+"""The neighbour sampler: only real edges, no repeats, at most the fanout, uniform, and the same for
+the same seed.
 """
 
 import numpy as np
@@ -52,8 +52,8 @@ def test_draws_are_uniform() -> None:
     for _ in range(rounds):
         drawn, _ = draw_neighbours(hub, np.array([0]), 3, rng)
         counts[drawn] += 1
-    # Binomial(4000, 0.3): standard deviation 29; five of them is one false alarm in 10^5 for ten
-    # leaves.
+    # Binomial(4000, 0.3) has a standard deviation of 29; five of them mean one false alarm in 10^5
+    # for ten leaves.
     np.testing.assert_allclose(counts[1:], rounds * 0.3, atol=5 * 29)
 
 

@@ -1,6 +1,4 @@
-"""Data-parallel training: equal weights on all ranks, gradients as one process would compute them,
-seeds.
-"""
+"""Data-parallel training: equal weights on all ranks, the gradients of a single process, seeds."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,8 +26,8 @@ def train(
 ) -> list[list[EpochResult]]:
     group = thread_group(world)
 
-    # Models are made one after another: torch's seed is a global of the process, which ranks here
-    # share.
+    # Models are made one after another: torch's seed is global to the process, which ranks share
+    # here.
     trainers = [Trainer(graph, MODEL, training, rank, world, seed) for rank in range(world)]
     with ThreadPoolExecutor(world) as pool:
         return list(
@@ -51,8 +49,8 @@ def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: 
 
 
 def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group: Any) -> None:
-    """The mean of the ranks' gradients, against autograd on the mean of their losses in one plain
-    model.
+    """Compare the mean of the ranks' gradients with autograd on the mean of their losses in one
+    plain model.
     """
     world = 4
     training = MinibatchSpec(epochs=1, steps=1, batch_size=8, optimizer="sgd", learning_rate=1.0)

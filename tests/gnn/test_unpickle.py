@@ -1,4 +1,6 @@
-"""Pickles of plain data: what is read, and that nothing else is named, made, called or reserved."""
+"""Pickles of plain data: they are read, and nothing else is imported, created, called or
+allocated.
+"""
 
 import os
 import pickle
@@ -50,7 +52,7 @@ def test_arrays_matrices_and_lists(dumps) -> None:
 
 
 class Call:
-    """What an attacker pickles."""
+    """An attacker's pickle."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -77,7 +79,7 @@ def test_other_names_are_refused(tmp_path: Path, hostile, name: str, protocol: i
     with pytest.raises(RefusedPickle) as refused:
         unpickle(pickle.dumps(hostile(path), protocol))
     text = str(refused.value)
-    # In protocols 0 and 1 opcodes that nobody needs come before some of the names.
+    # In protocols 0 and 1, unsupported opcodes precede some of the names.
     expected = (
         [f"{name}'"] if protocol > 1 else [f"{name}'", "copy_reg._reconstructor'", "has the opcode"]
     )
@@ -137,7 +139,7 @@ ITEM = b"cnumpy\ndtype\nU\x02f8K\x00K\x01\x87R(K\x03U\x01<NNNtb"
         (program(b"\x82\x01"), "has the opcode EXT1"),
     ],
 )
-def test_what_does_not_fit_together(data: bytes, text: str) -> None:
+def test_inconsistent_pickles_are_refused(data: bytes, text: str) -> None:
     with pytest.raises(RefusedPickle) as refused:
         unpickle(data)
     assert text in str(refused.value)
@@ -174,7 +176,7 @@ def broken(**changes: Any) -> csr_matrix:
         broken(data=[1.0, 2.0, 3.0]),
     ],
 )
-def test_matrices_whose_parts_do_not_fit(matrix: csr_matrix) -> None:
+def test_matrices_with_inconsistent_parts_are_refused(matrix: csr_matrix) -> None:
     with pytest.raises(RefusedPickle):
         unpickle(python2.dumps(matrix))
 
@@ -219,7 +221,7 @@ def in_limited_memory(bombs: list[bytes]) -> list[str]:
 
 
 @pytest.mark.timeout(60)
-def test_bombs() -> None:
+def test_bombs_are_refused() -> None:
     answers = in_limited_memory(list(BOMBS.values()))
     for name, answer in zip(BOMBS, answers, strict=True):
         assert answer.startswith("refused: ") or answer == "None", (name, answer)
@@ -239,11 +241,11 @@ def dumped(value: Any) -> bytes:
 
 
 def often(opcodes: bytes) -> bytes:
-    """Keep what they push, a few thousand times."""
+    """Store what they push in the memo, a few thousand times."""
     return b"](" + opcodes * 5000 + b"e"
 
 
-THING, CALLED = 1000, 1001  # places in the memo
+THING, CALLED = 1000, 1001  # indices in the memo
 STATE = {
     "data": np.ones(1 << 18),
     "indices": np.arange(1 << 18, dtype=np.int32),
@@ -279,17 +281,17 @@ REPEATED = {
     )
     + b"u",
 }
-"""What is used many times."""
+"""An object that is used many times."""
 
 
 @pytest.mark.timeout(60)
-def test_few_bytes_do_not_become_many() -> None:
+def test_a_small_pickle_does_not_use_much_memory() -> None:
     answers = in_limited_memory(list(REPEATED.values()))
     for name, answer in zip(REPEATED, answers, strict=True):
         assert answer.startswith("refused: "), (name, answer)
 
 
-def test_whatever_is_changed_it_is_read_or_refused() -> None:
+def test_a_mutated_pickle_is_read_or_refused() -> None:
     rng = random.Random(0)
     pickles = [python2.dumps(value) for value in (*ARRAYS, MATRIX, GRAPH)]
     codes = [opcode.code.encode("latin1") for opcode in module.pickletools.opcodes]

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def one_cpu() -> Iterator[None]:
-    """Programs that keep things per CPU find them again in the next test run."""
+    """Pin tests to one CPU, so that programs find their per-CPU data again in the next test run."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     yield

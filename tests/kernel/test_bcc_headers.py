@@ -1,4 +1,4 @@
-"""Where BCC's headers come from, with trees laid out as Debian's packages lay them out."""
+"""Where BCC's headers come from, with directory trees laid out like those of Debian's packages."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from testbed.kernel import bcc_headers
 from testbed.kernel.bcc_headers import bcc_environment
 
 ARCH = bcc_headers.ARCHITECTURES.get(platform.machine(), platform.machine())
-# One line a file: what the packages of a release hold.
+# The files in the packages of a release, one per line.
 FLAVOUR = (
     "include/generated/autoconf.h",
     "include/config/auto.conf",
@@ -41,7 +41,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / name for name in ("sources", "modules", "merged")}
 
 
-def test_none(nowhere: dict[str, Path]) -> None:
+def test_without_headers_none_are_found(nowhere: dict[str, Path]) -> None:
     with pytest.raises(KernelError) as error:
         bcc_environment(**nowhere)
     build = nowhere["modules"] / platform.release() / "build"
@@ -52,22 +52,24 @@ def test_none(nowhere: dict[str, Path]) -> None:
     )
 
 
-def test_running_kernels_own(nowhere: dict[str, Path]) -> None:
+def test_the_running_kernels_own_headers_are_used(nowhere: dict[str, Path]) -> None:
     install(nowhere["sources"], "6.1.0-56")
     (nowhere["modules"] / platform.release() / "build").mkdir(parents=True)
     assert bcc_environment(**nowhere) == {}
 
 
-def test_told_by_the_user(nowhere: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_can_name_the_headers(
+    nowhere: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(nowhere["sources"], "6.1.0-56")
     monkeypatch.setenv("BCC_KERNEL_SOURCE", "/elsewhere")
     assert bcc_environment(**nowhere) == {}
 
 
-def test_newest_flavour_merged_with_its_common_tree(nowhere: dict[str, Path]) -> None:
+def test_the_newest_flavour_is_merged_with_its_common_tree(nowhere: dict[str, Path]) -> None:
     for release in ("6.1.0-9", "6.1.0-56", "5.10.0-99"):
         install(nowhere["sources"], release)
-    for _ in range(2):  # the second time it is there already
+    for _ in range(2):  # the second time it already exists
         tree = Path(bcc_environment(**nowhere)["BCC_KERNEL_SOURCE"])
         for file in FLAVOUR:
             assert (tree / file).read_text() == f"6.1.0-56-cloud-amd64/{file}"
@@ -75,7 +77,7 @@ def test_newest_flavour_merged_with_its_common_tree(nowhere: dict[str, Path]) ->
             assert (tree / file).read_text() == f"6.1.0-56-common/{file}"
 
 
-def test_half_installed_is_passed_over(nowhere: dict[str, Path]) -> None:
+def test_a_half_installed_package_is_skipped(nowhere: dict[str, Path]) -> None:
     (nowhere["sources"] / "linux-headers-9.9.9-1-cloud-amd64").mkdir(parents=True)
     install(nowhere["sources"], "6.1.0-56")
     assert bcc_environment(**nowhere)["BCC_KERNEL_SOURCE"].endswith(
@@ -83,7 +85,7 @@ def test_half_installed_is_passed_over(nowhere: dict[str, Path]) -> None:
     )
 
 
-def test_use_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_using_headers_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bcc_headers, "bcc_environment", lambda: {"BCC_KERNEL_SOURCE": "/merged"})
     monkeypatch.setenv("BCC_KERNEL_SOURCE", "")
     bcc_headers.use_bcc_headers()
@@ -93,7 +95,7 @@ def test_use_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.kernel
 @pytest.mark.needs("BCC")
 def test_bcc_compiles_networking_headers() -> None:
-    """Structs of sockets and buffers take the deepest includes: memory, locking, this
+    """Structs of sockets and buffers need the deepest includes: memory, locking, this
     architecture.
     """
     source = """

@@ -1,5 +1,5 @@
-"""Layouts and numbers that are read from a compiled object's BTF, against what the compiler says to
-C that asserts them.
+"""Layouts and numbers read from a compiled object's BTF, checked by the compiler through static
+assertions in C.
 """
 
 import re
@@ -29,7 +29,7 @@ INCLUDES = (
     f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}",
 )
 HEADERS = sorted(path.relative_to(BPF).as_posix() for path in (BPF / "shared").glob("*_abi.h"))
-WEIGHTS = "shared/weights_abi.h"  # a table, and no type
+WEIGHTS = "shared/weights_abi.h"  # a table, not a type
 
 SOURCE = """
 #include <linux/types.h>
@@ -92,8 +92,8 @@ def sample(tmp_path_factory) -> Btf:
 
 
 def members(name: str, dtype: np.dtype) -> Iterator[str]:
-    """Assertions in C of a struct's size, and of each member's offset, size and length, those of
-    nested structs as well.
+    """Assertions in C of a struct's size, and of each member's offset, size and length, including
+    those of nested structs.
     """
     yield f"sizeof({name}) == {dtype.itemsize}"
     for field in dtype.names or ():
@@ -174,7 +174,7 @@ def test_a_struct_without_members(sample) -> None:
         (lambda btf: btf.dtype("with_union"), "'either', BTF kind 5, has no dtype"),
     ],
 )
-def test_what_cannot_be_had_is_named(sample, ask, said) -> None:
+def test_missing_types_and_constants_are_named(sample, ask, said) -> None:
     with pytest.raises(KernelError, match=re.escape(said)):
         ask(sample)
 
@@ -218,11 +218,13 @@ def declared(word: str) -> set[str]:
 
 @pytest.mark.parametrize("word", ["struct", "enum"])
 def test_the_contract_keeps_every_type_of_the_shared_headers(word) -> None:
-    """clang leaves out what nothing uses: what `bpf/abi.bpf.c` does not keep is missing here."""
+    """clang omits types that nothing uses, so a type that `bpf/abi.bpf.c` does not keep is missing
+    here.
+    """
     assert declared(word) == set(Btf.of(compile_bpf("abi")).names(word))
 
 
-def test_native_code_and_programs_lay_every_shared_struct_out_as_python_reads_it() -> None:
+def test_native_code_and_programs_agree_with_python_on_the_layout_of_shared_structs() -> None:
     headers = "".join(f'#include "{name}"\n' for name in HEADERS)
     wanted = [
         one
@@ -235,7 +237,7 @@ def test_native_code_and_programs_lay_every_shared_struct_out_as_python_reads_it
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_shared_headers_are_complete_and_need_the_kernels_types_alone(name) -> None:
+def test_shared_headers_are_complete_and_need_only_the_kernels_types(name) -> None:
     text = (BPF / name).read_text()
     assert set(re.findall(r"#include <(.*)>", text)) <= {"linux/types.h"}
     assert set(re.findall(r'#include "(.*)"', text)) <= {Path(one).name for one in HEADERS}
@@ -244,7 +246,7 @@ def test_shared_headers_are_complete_and_need_the_kernels_types_alone(name) -> N
 
 
 def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
-    """Names of functions, maps and types carry their system's."""
+    """Names of functions, maps and types have their system's prefix."""
     program = (
         '#include "ring_submission.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include'
         ' "impair.h"\n'
@@ -255,7 +257,7 @@ def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
     )
 
 
-def test_structs_as_attributes() -> None:
+def test_members_of_structs_are_attributes() -> None:
     control = abi.Struct("ring_control", verified=5, progress=1 << 40)
     control.tensors[1] = (2, 3, 4)
     other = abi.Struct(np.frombuffer(bytes(control), abi.dtype("ring_control")))
@@ -292,8 +294,8 @@ def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) ->
     ids=["help", "doctor", "plugin"],
 )
 def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -> None:
-    """The command's help, the doctor, and the plugin, which every pytest imports, do
-    without clang.
+    """The command's help, the doctor, and the plugin, which every pytest imports, work without
+    clang.
     """
     (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass\n")
     environment = {
@@ -321,7 +323,7 @@ def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -
         (str(Path(CLANG).parent), "file", "no folder to compile to: "),
     ],
 )
-def test_who_needs_a_layout_is_told_what_is_missing(tmp_path, path, build, said) -> None:
+def test_the_error_says_what_is_missing_for_a_layout(tmp_path, path, build, said) -> None:
     (tmp_path / "file").touch()
     environment = {"PATH": path, "TESTBED_BUILD": str(tmp_path / build)}
     code = "from testbed.kernel.abi import dtype; dtype('ring_frame')"

@@ -1,5 +1,5 @@
 """The programs on a host's devices: each group's frames go to that group's programs, and all others
-where they belong.
+to the stack.
 """
 
 from collections.abc import Iterator
@@ -48,16 +48,16 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_traffic_goes_to_the_stack(run, name) -> None:
-    """On the link. On the doorbell nothing else has business."""
+    """On the link. No other traffic belongs on the doorbell."""
     assert run("dispatch_link", OTHERS[name]) == XDP_PASS
     assert run("dispatch_doorbell", OTHERS[name]) == XDP_DROP
     assert run("dispatch_execute", OTHERS[name]) == XDP_DROP
 
 
-def test_groups_frames_reach_its_programs(run, host) -> None:
+def test_frames_of_a_group_reach_its_programs(run, host) -> None:
     before = strangers(host)
     assert run("dispatch_link", reduce(0)) == XDP_TX
-    assert run("dispatch_doorbell", kick()) == XDP_DROP  # no work request waits
+    assert run("dispatch_doorbell", kick()) == XDP_DROP  # no work request is waiting
     host[2].post(WrKind.LAUNCH, SEQ, 4)
     assert run("dispatch_doorbell", kick()) == XDP_REDIRECT
     assert run("dispatch_execute", kick()) == XDP_REDIRECT

@@ -1,7 +1,7 @@
 """Forged or damaged frames: they are counted by reason and dropped, and change no map.
 
-``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets, with each way of recovery; not
-set: 100,000.
+``TESTBED_HOSTILE_FRAMES`` is the number of mutated frames that a rank receives with each way of
+recovery; default: 100,000.
 """
 
 import os
@@ -89,7 +89,7 @@ def tag_of(bits: int) -> int:
 
 
 def relabel(data: bytes, **fields: int) -> bytes:
-    """The frame with other fields, and sealed as it was."""
+    """The frame with other fields, and with its original seal."""
     frame = decode(data)
     assert frame is not None
     return encode(replace(frame, header=replace(frame.header, **fields)))
@@ -181,8 +181,8 @@ REFUSED = {
 
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
-    """All that programs can write to, but for counters: also those of frames, which go up whatever
-    comes.
+    """Everything that programs can write to, except counters and the numbers of frames per stream,
+    which any frame increments.
     """
     tables = {
         name: kernel.object.maps[name]
@@ -220,7 +220,7 @@ def test_refused_frames_are_counted_and_change_nothing(both, name) -> None:
     kernel, native = both
     packets.prepare(kernel, native)
     reason, data = REFUSED[name]
-    kernel.run("ring_link", result(1))  # something to lose
+    kernel.run("ring_link", result(1))  # state that could be damaged
     counted = kernel.counters()
     before = memory(kernel)
     assert kernel.run("ring_link", bytes(data)).retval == XDP_DROP
@@ -229,15 +229,15 @@ def test_refused_frames_are_counted_and_change_nothing(both, name) -> None:
 
 
 def test_every_reason_is_met() -> None:
-    """But `parking_full` and `overtaken`, which are nobody's fault."""
+    """Every reason for which a frame or its sender is to blame."""
     assert {reason for reason, _ in REFUSED.values()} == {"not_held"} | {
         name for name in COUNTERS if name.startswith("bad_")
     }
 
 
 def test_nacks_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
-    """A straggler's: as long as the result is held, and with the number of the collective that it
-    belongs to.
+    """Nacks of a straggler, as long as the result is held; answers have the sequence number of the
+    result's collective.
     """
     kernel, native = both
     packets.prepare(kernel, native)
@@ -251,7 +251,7 @@ def test_nacks_for_an_earlier_collective_are_answered_from_its_results(both) -> 
 
 
 def input_of(rank: int, chunk: int) -> Words:
-    """Lanes of 32 bits with room for all ranks' sum, and their check."""
+    """Lanes of 32 bits with headroom for the sum over all ranks, and their check."""
     random = np.random.default_rng([rank, chunk])
     words = random.integers(0, (1 << 32) // RANKS, LENGTH // 4, dtype=np.uint32).view(np.uint64)
     words[-1] = weigh(words[:-1])
@@ -263,7 +263,7 @@ def sum_of(ranks: range, chunk: int) -> Words:
 
 
 def good_frames() -> list[bytes]:
-    """Of every kind, and of every chunk."""
+    """Valid frames of every kind, and of every chunk."""
     made = [
         kick(),
         probe(0),
@@ -292,8 +292,8 @@ def good_frames() -> list[bytes]:
 
 
 class Mutations:
-    """Good frames with flipped bits, other values in fields, words that have changed places, cut or
-    grown; reproducible.
+    """Valid frames with flipped bits, other values in fields or swapped words, truncated or
+    extended; reproducible.
     """
 
     def __init__(self, seed: int) -> None:
@@ -303,7 +303,7 @@ class Mutations:
         self.lengths = np.array([len(data) for data in made])
 
     def draw(self, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Frames, and how long each is."""
+        """Return frames, and the length of each."""
         random, rows = self.random, np.arange(count)
         chosen = random.integers(len(self.good), size=count)
         frames, lengths = self.good[chosen], self.lengths[chosen]
@@ -342,8 +342,8 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 
 def assert_sound(kernel: KernelRank, seq: int) -> int:
-    """What is stored is the sum, or is refused by its check where it is read; nothing else is
-    touched. How much is refused.
+    """Check that each stored result is the sum or is refused by its check when it is read, and that
+    nothing else was written. Return how many are refused.
     """
     wrong = 0
     done = kernel.records["result"][:TOTAL] >> np.uint64(32) == seq
@@ -370,9 +370,9 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
 
 @pytest.mark.parametrize("program", ["ring_link", "ring_execute", "ring_doorbell"])
 def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
-    """And what they leave as early frames does no harm in the collective that it is for.
+    """Mutated frames that are kept as early frames do no harm in their collective either.
 
-    A plain sum of words does not see errors that cancel out: the chunk's check does, when its
+    A plain sum of words misses errors that cancel out; the chunk's check detects them when its
     result is read.
     """
     kernel, native = both
@@ -396,15 +396,15 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     assert verdicts <= {XDP_DROP, XDP_TX, XDP_REDIRECT}  # never XDP_ABORTED
     if program == "ring_link":
         reasons = {reason for reason, _ in REFUSED.values()}
-        # Damage never passes for another tensor.
+        # Damage is never mistaken for another tensor.
         assert {reason for reason in reasons if not counted[reason]} == {"bad_tensor"}
         assert counted["stored"] > refused > 0
         assert counted["early"] > 0
 
 
 def test_mutated_early_frames_stay_within_their_slots(both) -> None:
-    """However many frames come early: no state but free and waiting, no slot for a chunk that is
-    not its own.
+    """However many frames arrive early, slots are only free or waiting, and each holds only chunks
+    that map to it.
     """
     kernel, native = both
     prepare(kernel, native)

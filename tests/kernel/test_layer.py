@@ -63,7 +63,7 @@ class Constants(ctypes.Structure):
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """A folder of programs in place of ``bpf/``, and one for what they are compiled to."""
+    """A folder of programs in place of ``bpf/``, and one for the compiled objects."""
     monkeypatch.setattr(compile, "BPF", tmp_path)
     monkeypatch.setattr(compile, "BUILD", tmp_path / "build")
     (tmp_path / "sample.bpf.c").write_text(PROGRAM)
@@ -84,7 +84,7 @@ def test_compiles_once_and_again_when_source_or_header_changes(sources) -> None:
     assert compile_bpf("sample") != first
 
 
-def test_compiler_errors_are_its_own_words(sources) -> None:
+def test_compiler_errors_are_reported_verbatim(sources) -> None:
     (sources / "broken.bpf.c").write_text("int broken(void) { return nothing; }\n")
     with pytest.raises(
         KernelError, match=r"(?s)clang refused bpf/broken.bpf.c:.*undeclared identifier 'nothing'"
@@ -96,7 +96,7 @@ def test_compiler_errors_are_its_own_words(sources) -> None:
 
 
 @pytest.mark.kernel
-def test_verifier_log_is_in_the_error(sources) -> None:
+def test_the_error_contains_the_verifiers_log(sources) -> None:
     (sources / "refused.bpf.c").write_text(REFUSED)
     with pytest.raises(
         KernelError, match=r"(?s)load refused: EACCES .*verifier log.*invalid access to packet"
@@ -106,12 +106,12 @@ def test_verifier_log_is_in_the_error(sources) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("verdict", [XDP_DROP, XDP_PASS, XDP_TX])
-def test_constants_verdicts_and_packets(sources, verdict) -> None:
+def test_programs_have_constants_and_return_verdicts_and_packets(sources, verdict) -> None:
     with open_sample(verdict) as sample:
         run = sample.programs["verdict"].test_run(bytes(64))
         assert run.retval == verdict
         assert run.data == CONSTANT.to_bytes(8, "little") + b"\x01" + bytes(55)
-        # Each run gets the packet that the one before left.
+        # Each run gets the packet that the previous one left.
         again = sample.programs["verdict"].test_run(bytes(64), repeat=7)
         assert again.data[8] == 7
         assert again.duration_ns > 0
@@ -126,11 +126,11 @@ def test_constants_that_do_not_fit_are_refused(sources) -> None:
 
 
 @pytest.mark.kernel
-def test_views_are_the_kernels_memory(sources) -> None:
+def test_views_share_the_kernels_memory(sources) -> None:
     with open_sample(max_entries={"memory": 5}) as sample:
         memory = sample.maps["memory"]
         view = memory.view(np.uint32)
-        assert view.shape == (5, 2)  # elements are 8 bytes apart, whatever they hold
+        assert view.shape == (5, 2)  # elements are 8 bytes apart, whatever their size
         view[0, 0] = 41
         sample.programs["verdict"].test_run(bytes(64))
         assert view[0, 0] == 42
@@ -150,7 +150,7 @@ def test_views_outlive_the_object(sources) -> None:
 
 
 @pytest.mark.kernel
-def test_keys_of_a_table(sources) -> None:
+def test_a_table_is_accessed_by_key(sources) -> None:
     with open_sample() as sample:
         table = sample.maps["table"]
         with pytest.raises(KeyError):
@@ -170,8 +170,8 @@ def test_keys_of_a_table(sources) -> None:
 
 
 @pytest.mark.kernel
-def test_values_per_cpu(sources) -> None:
-    """One a possible CPU; their sum is what all CPUs have counted."""
+def test_a_map_can_have_values_per_cpu(sources) -> None:
+    """One value per possible CPU; their sum is the count over all CPUs."""
     with open_sample() as sample:
         runs = 5
         threads = [
@@ -198,13 +198,13 @@ def test_maps_are_sized_and_shared(sources) -> None:
 
 
 @pytest.mark.kernel
-def test_names_that_are_not_there(sources) -> None:
+def test_unknown_names_are_refused(sources) -> None:
     with pytest.raises(KernelError, match=r"sample has no map 'memroy': it has .*memory"):
         open_sample(max_entries={"memroy": 3})
 
 
 @pytest.mark.kernel
-def test_attaching_to_no_device(sources) -> None:
+def test_attaching_to_a_missing_device_fails(sources) -> None:
     with (
         open_sample() as sample,
         pytest.raises(KernelError, match="attach verdict to the device with index 2147483647"),

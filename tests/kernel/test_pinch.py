@@ -1,5 +1,5 @@
-"""The programs of an exchange, frame by frame, against numpy: what is summed up, answered, set
-aside, noted and sent.
+"""The programs of an exchange, frame by frame, against numpy: which frames are summed up, answered,
+deferred, recorded and sent.
 """
 
 import os
@@ -57,7 +57,7 @@ def small(dim: int = 8, **options) -> Loaded:
 
 
 def many(vertices: int = 4000, **options) -> Loaded:
-    """Of a thousand frames and more, one vertex each."""
+    """An exchange of more than a thousand frames with one vertex each."""
     target = np.arange(vertices // 2)
     graph = Partitioned(
         np.concatenate([np.arange(vertices // 2 + 1), np.full(vertices // 2, vertices // 2)]),
@@ -99,7 +99,7 @@ def test_accumulators_are_those_of_numpy(kind, lanes, dim, mtu) -> None:
         assert counters["received"] == loaded.ports[0].maps.control.received == len(numbers)
         assert (counters["vertices"], counters["edges"]) == (carried, len(halo.indices) * parts)
         assert counters.keys() <= {"received", "vertices", "edges", "unused", "acks"}
-        assert counters["acks"] == len(dict(numbers))  # to each sender, of its last
+        assert counters["acks"] == len(dict(numbers))  # one to each sender, for its last frame
         assert loaded.ports[0].maps.peers["received"].sum() == len(numbers)
 
 
@@ -149,14 +149,16 @@ def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
         assert (answer.header.sender, answer.header.chunk, answer.header.seq) == (0, number, SEQ)
         assert answer.destination.ip == loaded.groups[0].members[sender].ip
         assert bits(answer) == {n for s, n in numbers if s == sender}
-    assert changes(loaded, 0, before) == {"peers"}  # that they have been heard of
+    assert changes(loaded, 0, before) == {"peers"}  # which records that they were heard
     assert loaded.counters(0)["duplicate"] == len(numbers)
     assert loaded.counters(0)["acks"] == len(numbers) + len(dict(numbers))
     np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
-def test_an_acknowledgement_says_what_has_come_around_a_frame(long) -> None:
-    """In any order, with holes: the words from twelve before the frame's to three behind it."""
+def test_an_acknowledgement_says_which_frames_around_one_have_arrived(long) -> None:
+    """Frames arrive in any order, with gaps. The acknowledgement covers the words from twelve
+    before the frame's to three after it.
+    """
     long.open(0, SEQ)
     random = np.random.default_rng(0)
     numbers = [number for _, number in long.numbers_to(0)]
@@ -176,7 +178,7 @@ def test_an_acknowledgement_says_what_has_come_around_a_frame(long) -> None:
     np.testing.assert_array_equal(long.results(0), long.expected(0))
 
 
-def test_frames_of_the_exchange_before_are_acknowledged_as_a_whole(loaded) -> None:
+def test_frames_of_the_previous_exchange_are_acknowledged_all_at_once(loaded) -> None:
     loaded.open(0, SEQ)
     before = loaded.memory(0)
     for sender, number in loaded.numbers_to(0):
@@ -189,11 +191,11 @@ def test_frames_of_the_exchange_before_are_acknowledged_as_a_whole(loaded) -> No
 
 
 def changes(loaded: Loaded, rank: int, before: dict[str, bytes]) -> set[str]:
-    """The maps that are not as they were."""
+    """The maps that have changed."""
     return {name for name, data in loaded.memory(rank).items() if data != before[name]}
 
 
-def test_nothing_comes_before_the_first_exchange(loaded) -> None:
+def test_no_exchange_precedes_the_first(loaded) -> None:
     loaded.open(0, 1)
     assert loaded.link(0, loaded.embed(1, 0, 0, seq=0)).retval == XDP_DROP
     assert loaded.counters(0) == {"bad_seq": 1}
@@ -208,7 +210,7 @@ def test_rows_of_hubs_are_added_slice_by_slice(parts) -> None:
         verdicts = [loaded.link(0, data).retval for data in loaded.frames_to(0)]
         assert verdicts.count(XDP_REDIRECT) in range(
             1, tables.hubs + 1
-        )  # to the doorbell, to go on
+        )  # to the doorbell, to continue there
         assert loaded.events(0) == []
         assert port.maps.control.owed == slices > tables.hubs
         edges = loaded.counters(0)["edges"]
@@ -227,8 +229,10 @@ def test_rows_of_hubs_are_added_slice_by_slice(parts) -> None:
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
-def test_a_hub_that_asks_is_acknowledged_and_gone_on_with() -> None:
-    """By a copy each: the acknowledgement goes to both ends, and at the doorbell it carries on."""
+def test_a_frame_of_a_hub_that_asks_is_acknowledged_and_work_on_it_goes_on() -> None:
+    """The acknowledgement goes to the link and to the doorbell, one copy each; work continues at
+    the doorbell.
+    """
     with hub(False) as loaded:
         run = loaded.link(0, loaded.embed(1, 0, 0, flags=ASK))
         assert run.retval == XDP_REDIRECT
@@ -253,8 +257,8 @@ def in_flight(loaded: Loaded, rank: int) -> int:
 
 
 def test_acknowledgements_at_the_sender(long) -> None:
-    """Each frame counts once, whatever order they come in; what has been acknowledged is no longer
-    under way.
+    """Each frame counts once, in whatever order acknowledgements arrive; an acknowledged frame is
+    no longer in flight.
     """
     long.open(1, SEQ)
     port, count = long.ports[1], long.publish(1)
@@ -277,7 +281,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
         assert port.maps.control.acked == port.maps.peers["acked"][0] == len(have)
         assert in_flight(long, 1) == count - len(have)
         assert set(range(count)) - set(port.sending.lacking(0).tolist()) == have
-        # There are holes before it, so it goes on as a kick.
+        # There are gaps before it, so it goes on as a kick.
         assert run.retval == XDP_REDIRECT
         assert decode(run.data).header.kind == PinchKind.DOORBELL
     assert long.events(1) == []
@@ -298,7 +302,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
     assert after == before
 
 
-def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> None:
+def test_an_acknowledgement_counts_only_frames_for_its_sender(loaded) -> None:
     loaded.open(1, SEQ)
     port, count = loaded.ports[1], loaded.publish(1)
     put_out(loaded, 1, range(count))
@@ -311,7 +315,7 @@ def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> Non
     )
 
 
-def test_kicks_pass_and_grow(loaded) -> None:
+def test_kicks_are_forwarded_and_extended(loaded) -> None:
     loaded.open(1, SEQ)
     loaded.publish(1)
     loaded.ports[1].maps.flows["next"] = 0
@@ -323,8 +327,8 @@ def test_kicks_pass_and_grow(loaded) -> None:
     assert len(run.data) == FRAME_BYTES + max(loaded.layout.payload, 128)
 
 
-def test_a_kick_becomes_frames_to_those_that_need_them(loaded) -> None:
-    """All of them, whole and addressed, so that receivers sum up what they should."""
+def test_a_kick_becomes_frames_to_the_ranks_that_need_them(loaded) -> None:
+    """All frames are sent, complete and addressed, so that receivers compute the right sums."""
     for rank in range(3):
         loaded.open(rank, SEQ)
     for rank, port in loaded.ports.items():
@@ -385,8 +389,8 @@ def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
 
 
 def put_out(loaded: Loaded, rank: int, serials: range) -> None:
-    """All frames have been sent, each once, with these numbers on the stream; negative ones are of
-    before they wrapped.
+    """Make it look as if all frames had been sent once, with these numbers on the stream; negative
+    numbers are from before the wrap.
     """
     port, records = loaded.ports[rank], sent_records(loaded, rank)
     port.maps.flows["next"] = len(serials)
@@ -395,7 +399,7 @@ def put_out(loaded: Loaded, rank: int, serials: range) -> None:
     records["stream"], records["attempt"], records["sent_us"] = STREAM, 0, 1
 
 
-def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
+def test_retransmissions_go_to_the_ranks_that_lack_a_frame(loaded) -> None:
     loaded.open(1, SEQ)
     port, kick = loaded.ports[1], first_kick(loaded.ports[1])
     count = loaded.publish(1)
@@ -422,15 +426,15 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
                 )
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
         assert port.maps.flows["sq_head"].tolist() == port.maps.flows["sq_tail"].tolist() == [8]
-        port.sending.post(0, np.array([to_both]))  # of an exchange that is over
+        port.sending.post(0, np.array([to_both]))  # for an exchange that is over
         port.process.open(SEQ + 1)
         loaded.run(1, "pinch_send", kick)
         assert received(tap) == []
     assert (loaded.counters(1)["asks"], loaded.counters(1)["resent"]) == (3, 3)
 
 
-def test_each_attempt_is_another(loaded) -> None:
-    """Each retransmission and each ask raises the attempt, across its wrap."""
+def test_each_retransmission_and_ask_has_its_own_attempt(loaded) -> None:
+    """Both increment the attempt, which wraps."""
     loaded.open(1, SEQ)
     port = loaded.ports[1]
     put_out(loaded, 1, range(loaded.publish(1)))
@@ -444,8 +448,8 @@ def test_each_attempt_is_another(loaded) -> None:
 
 
 @pytest.mark.parametrize("have", [False, True])
-def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
-    """And changes nothing, but that the sender has been heard of; the answer is about the sending
+def test_a_rank_that_is_asked_says_which_frames_have_arrived(loaded, have) -> None:
+    """It changes nothing except that the sender has been heard; the answer names the transmission
     that asked.
     """
     loaded.open(0, SEQ)
@@ -469,9 +473,9 @@ def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
     assert loaded.ports[0].maps.peers["heard"][1] == heard + 2
 
 
-def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
-    """And retransmitted at once; frames sent after the acknowledged one, or on another stream, are
-    not.
+def test_a_frame_overtaken_on_its_stream_is_lost(long) -> None:
+    """It is retransmitted at once; frames sent after the acknowledged one, or on another stream,
+    are not.
     """
     long.open(1, SEQ)
     port = long.ports[1]
@@ -498,7 +502,7 @@ def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
         assert [decode(data).header.chunk for data in received(tap)] == [20, 30, 50, 62]
 
 
-def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
+def test_round_trips_are_those_of_the_transmission_that_was_answered(long) -> None:
     long.open(1, SEQ)
     port = long.ports[1]
     put_out(long, 1, range(10, 10 + long.publish(1)))
@@ -518,9 +522,9 @@ def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
     assert loaded.run(0, "pinch_execute", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP
 
 
-def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> None:
-    """Even where a program has looked at the sequence number before the process went on, and at
-    what is wanted after it did.
+def test_late_acknowledgements_of_the_previous_exchange_are_not_counted(loaded) -> None:
+    """Not even if a program has read the sequence number before the process entered the next
+    exchange, and the wanted frames after that.
     """
     loaded.open(1, SEQ)
     port, count = loaded.ports[1], loaded.publish(1)
@@ -532,7 +536,7 @@ def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> N
     assert port.maps.control.acked == 0
 
 
-def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
+def test_opening_an_exchange_waits_for_programs_that_send(loaded) -> None:
     loaded.open(1, SEQ)
     port = loaded.ports[1]
     assert port.maps.control.sending == 0
@@ -542,7 +546,7 @@ def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
     deadline = time.monotonic() + 10
     while port.maps.control.progress >> 32 != SEQ + 1:
         assert time.monotonic() < deadline
-    port.maps.flows["next"] = 7  # what it does last
+    port.maps.flows["next"] = 7  # the last thing that opening does
     assert opening.is_alive()
     port.maps.control.sending = 0
     opening.join(10)
@@ -554,8 +558,8 @@ QUARTER = 1 << 30
 
 
 def walk(loaded: Loaded, rank: int, seq: int) -> None:
-    """Have a rank open exchanges until it is in one far ahead, of which only those at quarters of
-    the range matter.
+    """Let a rank open exchanges until it is in one far ahead; only the exchanges at quarters of the
+    range are opened, as no others matter.
     """
     port = loaded.ports[rank]
     now = port.process.seq
@@ -570,8 +574,8 @@ def walk(loaded: Loaded, rank: int, seq: int) -> None:
 
 @pytest.mark.parametrize("later", [10 + (1 << 31), 3 * QUARTER, 7])
 def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None:
-    """With a cache a word of a bitmap may not be used for half of all numbers, or for
-    all of them.
+    """With a cache, a word of a bitmap may stay unused for half of all sequence numbers, or for all
+    of them.
     """
     loaded.open(0, 9)
     loaded.seq = 9
@@ -588,7 +592,7 @@ def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None
     np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
-def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
+def test_forgotten_words_belong_to_neither_of_two_exchanges(loaded) -> None:
     port, maps = loaded.ports[1], loaded.ports[1].maps.by_name
     loaded.open(1, QUARTER - 1)
     kept, old = QUARTER - 1, QUARTER - 2
@@ -616,9 +620,9 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
 @pytest.mark.parametrize("asks", [False, True])
-def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(asks) -> None:
-    """Its acknowledgement names no stream, until those that were handed over are taken in, or the
-    exchange is over.
+def test_a_frame_that_may_have_overtaken_ones_handed_to_another_cpu_shows_no_losses(asks) -> None:
+    """Its acknowledgement names no stream until the frames that were handed over have been
+    processed, or the exchange is over.
     """
     home, other = sorted(os.sched_getaffinity(1))[:2]
     with small(ranks=(0,), processing="pinned") as loaded:
@@ -640,7 +644,9 @@ def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(ask
         os.sched_setaffinity(0, {home})
         assert (port.maps.control.handed, port.maps.control.taken) == (1, 0)
         assert stream() == NO_STREAM
-        port.maps.control.taken = 1  # as the program on the other CPU does, which has no test runs
+        port.maps.control.taken = (
+            1  # as the program on the other CPU does, which does not support test runs
+        )
         assert stream() == 3
         port.maps.control.taken = 0
         loaded.open(0, SEQ)

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 GRAPH = draw_partitioned(0, 60, 500, 3)
 ASK = 1
 WRAPS = [(SEQ, SEQ + 1), (1, 2), (0xFFFFFFFE, 0xFFFFFFFF), (0xFFFFFFFF, 2)]
-"""Sequence numbers, each with the one after it."""
+"""Sequence numbers, each with its successor."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def shared() -> Iterator[Loaded]:
 
 
 def before(loaded: Loaded, seq: int = SEQ) -> Loaded:
-    """Rank 0 takes frames of a sequence number in, and nobody has entered it."""
+    """Rank 0 accepts frames of a sequence number that no rank has entered."""
     port = loaded.ports[0]
     port.maps.peers["ours"] = port.maps.peers["theirs"] = 0
     loaded.open(0, seq)
@@ -50,7 +50,7 @@ def loaded(shared) -> Loaded:
 
 
 def enter(loaded: Loaded, exponent: int | None = 0, holds: range = EXPONENTS) -> list[Frame]:
-    """Rank 0 enters; what it says to the others."""
+    """Let rank 0 enter; return the frames that it sends to the others."""
     port = loaded.ports[0]
     with loaded.wire() as tap:
         port.handshakes.enter(exponent, holds)
@@ -64,8 +64,8 @@ def word_in(found: Frame) -> int:
     return int(found.payload[0])
 
 
-def test_who_enters_sends_handshakes_to_all(loaded) -> None:
-    """What it says to whom is what the reference model says: checked as its receiver would."""
+def test_a_rank_that_enters_sends_handshakes_to_all_others(loaded) -> None:
+    """Each frame equals the reference model's, checked as its receiver would check it."""
     said = enter(loaded, 7)
     assert [found.destination.ip for found in said] == [
         loaded.groups[0].members[rank].ip for rank in (1, 2)
@@ -106,8 +106,10 @@ def test_frames_wait_for_the_last_handshake(loaded) -> None:
         assert len(received(tap)) > 0
 
 
-def test_who_enters_last_has_met_all(loaded) -> None:
-    """Their handshakes have come before, some before this rank had even opened the exchange."""
+def test_the_last_rank_to_enter_has_met_all(loaded) -> None:
+    """The others' handshakes have already arrived, some even before this rank opened the
+    exchange.
+    """
     port = loaded.ports[0]
     port.process.open(SEQ - 1)
     loaded.link(0, handshake(port, 1, 3, seq=SEQ))
@@ -118,7 +120,7 @@ def test_who_enters_last_has_met_all(loaded) -> None:
     assert port.maps.control.met == word_of(SEQ, 7)
 
 
-def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> None:
+def test_a_rank_that_asks_is_answered_even_if_this_rank_has_gone_on(loaded) -> None:
     enter(loaded, 3)
     port = loaded.ports[0]
     for seq in (SEQ, SEQ + 1):
@@ -150,11 +152,11 @@ def test_a_handshake_counts_once(loaded) -> None:
     assert loaded.counters(0)["duplicate"] == 1
 
 
-def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
-    """So that a waiting rank knows that it is up."""
+def test_a_rank_that_has_not_entered_answers_with_its_last_exchange(loaded) -> None:
+    """This tells a waiting rank that it is up."""
     port = loaded.ports[0]
     asking = handshake(port, 1, 3, seq=SEQ + 1, flags=ASK)
-    assert loaded.link(0, asking).retval == XDP_DROP  # it has never entered any
+    assert loaded.link(0, asking).retval == XDP_DROP  # it has never entered an exchange
     enter(loaded)
     found = decode(loaded.link(0, asking).data)
     assert found.header.seq == word_in(found) >> 32 == SEQ
@@ -167,7 +169,7 @@ def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
     loaded.open(1, SEQ)
 
 
-def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
+def test_repeated_handshakes_go_only_to_ranks_that_are_missing(loaded) -> None:
     port = loaded.ports[0]
     enter(loaded)
     loaded.link(0, handshake(port, 1))
@@ -193,7 +195,7 @@ def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
         ((0, 0, 0), range(0), False),
     ],
 )
-def test_nothing_is_sent_with_a_scale_that_does_not_hold(loaded, exponents, holds, fits) -> None:
+def test_nothing_is_sent_if_the_scale_does_not_hold(loaded, exponents, holds, fits) -> None:
     port = loaded.ports[0]
     enter(loaded, exponents[0], holds)
     loaded.publish(0)
@@ -223,14 +225,14 @@ def test_sequence_numbers_wrap(shared, seq, after) -> None:
     assert frames_in(int(port.handshakes.words[1])) == 2
     loaded.link(0, handshake(port, 2, 5))
     assert port.maps.control.met == word_of(after, 7)
-    # What is late is answered, as an acknowledgement of all.
+    # A late frame is answered by an acknowledgement of all.
     loaded.seq = after
     assert loaded.link(0, loaded.embed(1, 0, 0, seq=seq)).retval == XDP_TX
     loaded.seq = SEQ
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: there is one flow")
-def test_each_flow_gets_one_of_the_kicks() -> None:
+def test_each_flow_gets_one_kick() -> None:
     here = min(os.sched_getaffinity(0))
     with Loaded(GRAPH, embeddings(0, GRAPH, 8), processing="pinned") as loaded:
         port = loaded.ports[0]
@@ -247,9 +249,9 @@ def test_each_flow_gets_one_of_the_kicks() -> None:
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
 
 
-def test_frames_are_kicked_for_by_a_handshake_kick_that_comes_late(loaded) -> None:
-    """This rank is the last, and its handshake kick still waits for a CPU when the process looks
-    whether all are there.
+def test_a_late_handshake_kick_triggers_the_sending_of_frames(loaded) -> None:
+    """This rank is the last to enter, and its handshake kick still waits for a CPU when the process
+    checks whether all ranks have entered.
     """
     port = loaded.ports[0]
     for rank in (1, 2):
@@ -270,13 +272,13 @@ def test_frames_are_kicked_for_by_a_handshake_kick_that_comes_late(loaded) -> No
 
 @contextmanager
 def kicks() -> Iterator[socket]:
-    """What comes out at the doorbell's far end."""
+    """A socket at the far end of the doorbell."""
     with socket(AF_PACKET, SOCK_RAW, 0) as tap:
         tap.bind(("doorbell1", ETH_P_ALL))
         yield tap
 
 
-def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded) -> None:
+def test_ranks_far_ahead_answer_a_rank_that_is_still_connecting(loaded) -> None:
     port = loaded.ports[0]
     first = handshake(port, 1, seq=1, exponent=EXPONENTS[0], flags=ASK)
     found = decode(loaded.link(0, first).data)
@@ -286,7 +288,7 @@ def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded)
 
 
 @pytest.mark.parametrize("seq", [1 << 31, 0xFFFFFFFF])
-def test_orders_of_high_sequence_numbers(shared, seq) -> None:
+def test_work_requests_of_high_sequence_numbers_are_executed(shared, seq) -> None:
     loaded = before(shared, seq)
     loaded.ports[0].sending.post(1, np.array([0, 1 | WR_ASK]))
     assert loaded.ports[0].maps.sq[0, :2].tolist() == [word_of(seq, 0), word_of(seq, WR_ASK | 1)]
@@ -295,7 +297,7 @@ def test_orders_of_high_sequence_numbers(shared, seq) -> None:
 
 @pytest.mark.parametrize("world", [31, 32])
 @pytest.mark.parametrize("last", [False, True])
-def test_many_ranks(world, last) -> None:
+def test_many_ranks_meet(world, last) -> None:
     me = world - 1 if last else 0
     graph = draw_partitioned(0, 400, 6000, world)
     with Loaded(graph, embeddings(0, graph, 30), ranks=(me,), processing="pinned") as loaded:

@@ -1,6 +1,6 @@
 """Forged or damaged frames: they are counted by reason and dropped, and change no map.
 
-``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets; not set: 30,000.
+``TESTBED_HOSTILE_FRAMES`` is the number of mutated frames that a rank receives; default: 30,000.
 """
 
 import os
@@ -24,7 +24,7 @@ ROOM = 1024
 GRAPH = draw_partitioned(0, 60, 500, 3)
 SENDER = 1
 ADDRESSES = [(26, 4), (30, 4)]
-"""Offsets and widths of IPv4's."""
+"""Offsets and widths of IPv4's addresses."""
 FIELDS = [
     (42, 2),
     (44, 1),
@@ -37,7 +37,7 @@ FIELDS = [
     *((place, 1) for place in range(72, 78)),
 ]
 FIELDS += [(78, 2), (80, 2), (82, 1), (83, 1), (84, 4)]
-"""Those of the header's fields."""
+"""Offsets and widths of the header's fields."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def loaded() -> Iterator[Loaded]:
 
 @pytest.fixture
 def fresh(loaded) -> Loaded:
-    """In the middle of an exchange: one frame has come, all have been sent, none is
+    """A rank in the middle of an exchange: one frame has arrived, all have been sent, none is
     acknowledged.
     """
     enter(loaded)
@@ -71,7 +71,7 @@ def outside(data: bytes) -> bytes:
 
 
 def flooded(loaded: Loaded, data: bytes) -> bytes:
-    """As it comes to rank 2 as well, where a switch has no table."""
+    """The frame as it also reaches rank 2 when a switch has no forwarding table."""
     found = decode(data)
     assert found is not None
     return encode(replace(found, destination=endpoint(loaded, 2)))
@@ -83,7 +83,7 @@ def endpoint(loaded: Loaded, rank: int) -> Endpoint:
 
 
 def renamed(loaded: Loaded, data: bytes) -> bytes:
-    """Another rank's frame, by two wrong fields that agree with each other."""
+    """A frame that claims to be another rank's, by two wrong fields that agree with each other."""
     found = decode(data)
     assert found is not None
     header = replace(found.header, sender=SENDER)
@@ -100,7 +100,7 @@ def embed(loaded: Loaded, **fields: int) -> bytes:
 
 
 def sized(loaded: Loaded, length: int) -> bytes:
-    """A payload of another length, with the right checksum."""
+    """A frame with a payload of another length and the right checksum."""
     return frame(loaded.ports[0], np.zeros(length // 8, np.uint64), SENDER, chunk=1, seq=SEQ)
 
 
@@ -225,7 +225,7 @@ def test_every_reason_is_met(loaded) -> None:
 
 
 @pytest.mark.parametrize("seq", [SEQ - 2, SEQ + 2])
-def test_who_is_far_away_is_heard_of_and_no_more(fresh, seq) -> None:
+def test_a_frame_of_a_distant_exchange_only_updates_what_is_known_of_its_sender(fresh, seq) -> None:
     counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].maps.peers.copy()
     assert fresh.link(0, handshake_from(fresh, seq=seq, prev=seq, chunk=0b101)).retval == XDP_DROP
     assert fresh.counters(0) == counted | {"bad_seq": 1}
@@ -241,7 +241,7 @@ def is_refusal(counter: str) -> bool:
 
 
 def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
-    """One to three bits, of other places each."""
+    """Flip one to three bits in different bytes."""
     damaged = bytearray(data)
     for place in random.choice(places, random.integers(1, 4), replace=False).tolist():
         damaged[place] ^= 1 << random.integers(8)
@@ -250,8 +250,8 @@ def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
 
 @pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_flipped_bits_are_refused(fresh, kind) -> None:
-    """Anywhere in the header, the addresses, or the payload: not even what has come before is
-    answered then.
+    """Flipped bits in the header, the addresses, or the payload: not even a duplicate is answered
+    then.
     """
     random = np.random.default_rng(0)
     header = [place + i for place, width in (*ADDRESSES, *FIELDS) for i in range(width)]
@@ -278,7 +278,7 @@ def test_flipped_bits_are_refused(fresh, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
-def test_every_single_bit_of_a_header(fresh, kind) -> None:
+def test_every_single_flipped_bit_of_a_header_is_refused(fresh, kind) -> None:
     before = fresh.memory(0)
     good = {"embed": embed, "ack": answer, "handshake": handshake_from}[kind](fresh)
     for place, width in (*ADDRESSES, *FIELDS):
@@ -290,7 +290,7 @@ def test_every_single_bit_of_a_header(fresh, kind) -> None:
 
 
 def test_damaged_kicks_send_nothing(fresh) -> None:
-    """All that the doorbell brings to the program that sends, from its kind on."""
+    """All kinds of kicks for the program that sends, from the field `kind` on."""
     port = fresh.ports[0]
     before = fresh.memory(0)
     for good in (first_kick(port), bytes(port.kicks.handshake)):
@@ -306,7 +306,7 @@ def test_damaged_kicks_send_nothing(fresh) -> None:
 
 
 class Mutations:
-    """Good frames of all kinds with flipped bits, other values in fields, cut or grown;
+    """Valid frames of all kinds with flipped bits or other values in fields, truncated or extended;
     reproducible.
     """
 
@@ -352,9 +352,9 @@ class Mutations:
         return frames, lengths
 
 
-def test_mutated_frames_add_nothing_but_what_was_sent(loaded) -> None:
-    """Each frame once, if its sender's is among them: after the rest has come, the
-    sums are right.
+def test_mutated_frames_add_nothing_that_was_not_sent(loaded) -> None:
+    """A frame counts once if an unchanged copy is among them: after the other frames have arrived,
+    the sums are right.
     """
     mutations = Mutations(loaded, seed=1)
     runner = Runner(loaded.program(0, "pinch_link"))
@@ -379,7 +379,7 @@ def test_mutated_frames_add_nothing_but_what_was_sent(loaded) -> None:
     assert counted["received"] > FRAMES // 100
 
 
-def test_mutated_frames_at_the_doorbell(loaded) -> None:
+def test_mutated_frames_at_the_doorbell_change_nothing(loaded) -> None:
     mutations = Mutations(loaded, seed=2)
     enter(loaded)
     before = loaded.memory(0)

@@ -21,8 +21,8 @@ ROUNDS = 1500
 
 
 def frames_of_one_vertex(neighbours: int, **options) -> Loaded:
-    """Rank 0's few vertices take in messages of all of rank 1's many, each in a frame
-    of its own.
+    """Rank 0's few vertices aggregate messages of all of rank 1's many vertices, each of which is
+    in a frame of its own.
     """
     targets, sources = 8, ROUNDS
     near = [np.arange(v, sources, targets)[:, None] + np.arange(neighbours) for v in range(targets)]
@@ -37,7 +37,7 @@ def frames_of_one_vertex(neighbours: int, **options) -> Loaded:
 
 
 @pytest.mark.parametrize("kind", ["sum", "weighted", "max"])
-def test_a_frame_and_its_duplicate(kind) -> None:
+def test_a_frame_and_its_duplicate_are_added_once(kind) -> None:
     with frames_of_one_vertex(3, kind=kind) as loaded:
         frames = loaded.frames_to(0)
         rounds = len(frames)
@@ -55,7 +55,7 @@ def test_a_frame_and_its_duplicate(kind) -> None:
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
-def test_different_frames_for_the_same_accumulators() -> None:
+def test_different_frames_for_the_same_accumulators_are_all_added() -> None:
     with frames_of_one_vertex(8) as loaded:
         frames = loaded.frames_to(0)
         rounds = len(frames) // 2
@@ -86,7 +86,7 @@ def test_slices_of_hubs_are_added_once() -> None:
             np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
-def test_an_acknowledgement_and_its_duplicate() -> None:
+def test_an_acknowledgement_and_its_duplicate_count_once() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         meet(port, np.zeros(2, np.int64))
@@ -98,8 +98,8 @@ def test_an_acknowledgement_and_its_duplicate() -> None:
         assert set(loaded.events(1)) == {SEQ}
 
 
-def test_frames_and_orders_are_sent_once() -> None:
-    """Both CPUs serve kicks: none is lost, none is sent twice."""
+def test_frames_and_work_requests_are_executed_once() -> None:
+    """Both CPUs serve kicks: no frame is lost, none is sent twice."""
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         port.maps.control.window = 1 << 30
@@ -118,8 +118,8 @@ def test_frames_and_orders_are_sent_once() -> None:
         ).all()
 
 
-def test_frames_that_come_while_the_process_enters_their_exchange() -> None:
-    """From the first that is not refused, each counts."""
+def test_frames_that_arrive_while_the_process_enters_their_exchange_count() -> None:
+    """Every frame counts from the first one on that is not refused."""
     rounds, cpu = 1000, min(os.sched_getaffinity(0))
     with hub(False) as loaded:
         port, frames = loaded.ports[0], []
@@ -133,7 +133,7 @@ def test_frames_that_come_while_the_process_enters_their_exchange() -> None:
                 port.process.open(SEQ + 1 + turn)
                 return
             for _ in range(PATIENCE):
-                if loaded.link(0, frames[turn]).retval == XDP_TX:  # it has come before
+                if loaded.link(0, frames[turn]).retval == XDP_TX:  # it has arrived before
                     return
             raise TimeoutError
 

@@ -54,7 +54,9 @@ def compared(request) -> Iterator[Compared]:
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
-    """One to three bits flipped, anywhere, more often in the headers; or cut, or longer."""
+    """The frame with one to three flipped bits, more often in the headers than elsewhere; or
+    truncated, or extended.
+    """
     wrong = bytearray(data)
     what = chance.randrange(5)
     if what == 0:
@@ -70,7 +72,7 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 
 
 def act(compared: Compared, action: str, chance: random.Random) -> None:
-    """Do one thing, if it can be done."""
+    """Perform an action, if it is possible."""
     index = chance.randrange(len(compared.members))
     if action == "step":
         compared.step(index)
@@ -100,9 +102,9 @@ def act(compared: Compared, action: str, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_step_is_the_reference_models(compared, seed) -> None:
-    """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then to exact
-    sums.
+def test_every_step_equals_the_reference_models(compared, seed) -> None:
+    """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then no faults,
+    until all sums are exact.
     """
     chance = random.Random(seed)
     seq = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
@@ -120,8 +122,10 @@ def test_every_step_is_the_reference_models(compared, seed) -> None:
     [{"nonfinite": [0], "gone": [1]}, {"late": [2]}, {"nonfinite": [0], "late": [1, 2]}],
     ids=str,
 )
-def test_the_end_of_exchanges_is_the_reference_models(compared, why) -> None:
-    """One rank says that there will be no more, which goes round, whatever is lost."""
+def test_the_end_of_exchanges_equals_the_reference_models(compared, why) -> None:
+    """One rank says that there will be no more exchanges, and all others learn this, whatever is
+    lost.
+    """
     chance = random.Random(1)
     compared.begin(chance, 4, exchanges=3)
     for step in range(STEPS):

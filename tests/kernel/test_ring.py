@@ -1,6 +1,4 @@
-"""The ring's programs packet by packet: what comes in, the verdict, what goes out, and what is
-counted.
-"""
+"""The ring's programs packet by packet: the input, the verdict, the output, and the counters."""
 
 import random
 from collections.abc import Iterator
@@ -69,7 +67,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 SENT = {"sent": 1, "sent_bytes": FRAME_BYTES + LENGTH}
 SAID = {"sent": 1, "sent_bytes": FRAME_BYTES}
 LAUNCHED = item_of(1, 0, Stage.PARTIAL)
-"""What the rank has sent when a row begins."""
+"""The frames that the rank has sent when a row starts."""
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["origin", "upstream"])
@@ -99,14 +97,14 @@ def changes(counters: dict[str, int]) -> dict[str, int]:
 
 @dataclass
 class Row:
-    """A packet and what becomes of it.
+    """A packet, and what the programs do with it.
 
-    :param counted: All counters that change, those of a frame sent included where there is a reply.
-    :param reply: Fields of what goes out, if anything does.
-    :param to: Rank that it goes to.
+    :param counted: All counters that change, including those of a sent frame if there is a reply.
+    :param reply: Fields of the frame sent, if any.
+    :param to: Rank to which it is sent.
     :param words: Its payload.
-    :param before: Packets that have come in before; what they count is not looked at.
-    :param upstream: Way of recovery that this is true of; None: of both.
+    :param before: Packets that have arrived before; their counts are ignored.
+    :param upstream: Way of recovery to which the row applies; None: both.
     :param verified: Whether the process has verified its results.
     :param verified_early: Whether it has verified the stored ones although others are missing.
     """
@@ -142,14 +140,14 @@ ANSWER = {
     "flags": 0,
 }
 ROWS = [
-    # Not the ring's, or not this group's.
+    # Frames that are not the ring's, or not this group's.
     Row("too short for headers", reduce(0)[: FRAME_BYTES - 1]),
     Row("another port", packet(port=PORT + 1, kind=Kind.REDUCE)),
     Row("another magic", reduce(0, magic=0x4153)),
     Row("another cookie", reduce(0, cookie=1), {"bad_cookie": 1}),
     Row("another version", reduce(0, version=VERSION - 1), {"bad_cookie": 1}),
     Row("another group", reduce(0, group=GROUP + 1), {"bad_cookie": 1}),
-    # What cannot be.
+    # Impossible frames.
     Row("addressed to another rank", reduce(0, to=2, receiver=RANK), {"bad_receiver": 1}),
     Row("said to be for another rank", reduce(0, receiver=2), {"bad_receiver": 1}),
     Row("no kind", reduce(0, kind=0), {"bad_kind": 1}),
@@ -514,7 +512,7 @@ ROWS = [
 
 
 def assert_sent(data: bytes, to: int, fields: dict[str, int], words: np.ndarray | None) -> None:
-    """Lengths and both checksums as scapy computes them by itself."""
+    """Compare lengths and both checksums with those that scapy computes itself."""
     seen = Ether(data)
     said = {"sender": RANK, "receiver": to, "group": GROUP, "version": VERSION} | fields
     assert {name: seen[RingHeader].getfieldval(name) for name in said} == said
@@ -534,7 +532,7 @@ def assert_sent(data: bytes, to: int, fields: dict[str, int], words: np.ndarray 
 
 
 def cases() -> Iterator:
-    """Each row with each way of recovery that it is true of."""
+    """Each row with each way of recovery to which it applies."""
     for upstream in (False, True):
         for row in ROWS:
             if row.upstream in (None, upstream):
@@ -544,7 +542,7 @@ def cases() -> Iterator:
 
 
 @pytest.mark.parametrize(("both", "row"), [*cases()], indirect=["both"])
-def test_packet(kernel, row) -> None:
+def test_each_packet_is_handled_as_its_row_says(kernel, row) -> None:
     for data in row.before:
         kernel.run("ring_link", data)
     if row.verified:
@@ -582,7 +580,7 @@ KINDS = {
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
-    """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
+    """Their seals are valid, and they are of this group: a switch floods, or a host lies."""
     chunk = 1 if kind == "nack" else 0
     before = kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()
     assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
@@ -592,7 +590,7 @@ def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
         kernel.memory["streams"].tobytes(),
         kernel.memory["ranks"].tobytes(),
     ) == before
-    # The same for this rank is not refused.
+    # The same frame for this rank is not refused.
     kernel.run("ring_link", KINDS[kind](chunk))
     assert (
         kernel.snapshot(),
@@ -613,7 +611,7 @@ POSTED = [
         2,
         {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0},
     ),
-    (None, (WrKind.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is on its way
+    (None, (WrKind.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is in flight
     (None, (WrKind.LAUNCH, SEQ - 1, 1), XDP_DROP, {"bad_seq": 1}, None, None),
     (None, (WrKind.LAUNCH, SEQ, TOTAL), XDP_DROP, {"bad_seq": 1}, None, None),
     (None, (WrKind.NACK, SEQ - 1, 3), XDP_DROP, {"bad_seq": 1}, None, None),
@@ -706,8 +704,10 @@ def test_work_requests(kernel, native, work, verdict, counted, to, reply) -> Non
     ("data", "counted"),
     [(kick(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (kick()[: FRAME_BYTES - 1], {})],
 )
-def test_what_is_no_kick_takes_no_work_request(kernel, native, data, counted) -> None:
-    """A frame that is none comes back to ask for what is missing, and here nothing is."""
+def test_only_a_kick_takes_a_work_request(kernel, native, data, counted) -> None:
+    """Any other frame at the doorbell is a copy that requests missing frames, and here none is
+    missing.
+    """
     native.post(WrKind.LAUNCH, SEQ, 4)
     assert kernel.run("ring_execute", data).retval == XDP_DROP
     assert changes(kernel.counters()) == counted
@@ -717,7 +717,7 @@ def test_what_is_no_kick_takes_no_work_request(kernel, native, data, counted) ->
 @pytest.mark.parametrize(
     ("waiting", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (8, XDP_REDIRECT), (9, XDP_REDIRECT)]
 )
-def test_a_kick_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
+def test_a_kick_is_multiplied_if_work_requests_wait(kernel, native, waiting, verdict) -> None:
     for _ in range(waiting):
         native.post(WrKind.PROBE, 0, 0)
     assert kernel.run("ring_doorbell", kick()).retval == verdict
@@ -728,7 +728,7 @@ def test_early_frames_are_replayed_once_their_input_is_ready(kernel, native) -> 
     words = input_of(0, 0)
     assert kernel.run("ring_link", reduce(0, seq=SEQ + 1, attempt=2)).retval == XDP_DROP
     native.begin(SEQ + 1, TOTAL, LENGTH, 0xBEEF)
-    native.publish(SEQ + 1, 1)  # chunk 0, and none of this rank's own
+    native.publish(SEQ + 1, 1)  # chunk 0, which is not this rank's own
     assert [entry.kind for entry in native.waiting()] == [WrKind.REPLAY]
     run = kernel.run("ring_execute", kick())
     assert run.retval == XDP_REDIRECT
@@ -742,7 +742,7 @@ def test_early_frames_are_replayed_once_their_input_is_ready(kernel, native) -> 
 
 
 def test_full_early_buffer_drops() -> None:
-    """A chunk has a few slots to wait in; here all of one sort meet in them."""
+    """A chunk can wait in one of a few slots; here all chunks that map to the same slots meet."""
     step = EARLY_SLOTS // EARLY_TRIES
     chunks = range(0, 3 * step * (EARLY_TRIES + 2), 3 * step)
     with loaded(chunks=1 + max(chunks)) as both:
@@ -763,7 +763,7 @@ def test_full_submission_queue_is_served_in_order(kernel, native) -> None:
     assert kernel.run("ring_execute", kick()).retval == XDP_DROP
 
 
-def test_process_is_woken_when_enough_is_stored(kernel) -> None:
+def test_process_is_woken_when_enough_results_are_stored(kernel) -> None:
     kernel.control.wake_at = 2
     kernel.run("ring_link", result(0))
     assert kernel.events() == []
@@ -778,8 +778,8 @@ def said_of(kernel, rank: int) -> tuple[int, ...]:
     return peer.seq, peer.verified, peer.verified_acked, peer.front
 
 
-def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
-    """In probes and in answers; what is older than what was known is not."""
+def test_what_ranks_say_about_themselves_reaches_the_process(kernel) -> None:
+    """Ranks report in probes and in answers; reports older than what is known are ignored."""
     assert kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=77)).retval == XDP_DROP
     assert said_of(kernel, 2) == (9, 0, 0, 77)
     assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=VERIFIED)).retval == XDP_TX
@@ -791,7 +791,7 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
         9,
         0,
         78,
-    )  # a late answer, which acknowledges the collective before
+    )  # a late answer, which acknowledges the previous collective
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
@@ -800,7 +800,7 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
 
 
 def test_a_rank_that_has_given_up_tells_the_process_and_all_others_why(kernel) -> None:
-    """The first reason stays, and goes on in answers; an error of a frame is no reason."""
+    """The first reason is kept, and passed on in answers; a damaged frame gives no reason."""
     first, later = Reason.SILENT, Reason.STUCK
     kernel.run("ring_link", probe(2, chunk=0b10, flags=ENDED, round=first, checksum=1))
     assert kernel.control.ended == 0
@@ -810,14 +810,16 @@ def test_a_rank_that_has_given_up_tells_the_process_and_all_others_why(kernel) -
     header = Ether(run.data)[RingHeader]
     assert (header.kind, header.flags & ENDED) == (Kind.ALIVE, ENDED)
     assert (header.round, header.chunk) == (first, 0b10)
-    assert said_of(kernel, 2)[3] == 7  # it says nothing of the chunk that it waits for
+    assert (
+        said_of(kernel, 2)[3] == 7
+    )  # a frame that ends does not update the chunk that its sender waits for
     kernel.run("ring_link", probe(0, Kind.ALIVE, chunk=0b101, flags=ENDED, round=later))
     assert kernel.control.ended == first << 32 | 0b10
     assert [kernel.ranks[rank].ended for rank in range(RANKS)] == [1, 0, 1]
 
 
-def test_a_rank_that_has_given_up_earlier_has_given_up(kernel) -> None:
-    """Whatever it has said since of collectives."""
+def test_a_rank_that_gave_up_in_an_earlier_collective_has_given_up(kernel) -> None:
+    """Whatever it has said about later collectives."""
     kernel.run("ring_link", probe(2, seq=9))
     kernel.run("ring_link", probe(2, seq=8, chunk=1, flags=ENDED, round=Reason.ABSENT))
     assert kernel.control.ended == Reason.ABSENT << 32 | 1
@@ -834,12 +836,12 @@ def test_a_rank_that_has_given_up_earlier_has_given_up(kernel) -> None:
         (
             probe(0, Kind.ALIVE, stream=5, seq=SEQ - 1),
             0,
-        ),  # it answers a probe of another collective
-        (probe(2, Kind.ALIVE, stream=5), 0),  # not the rank before
+        ),  # an answer to a probe of another collective
+        (probe(2, Kind.ALIVE, stream=5), 0),  # not the preceding rank
         (probe(0, stream=5), 0),  # not an answer
     ],
 )
-def test_answers_of_the_rank_before_flush_its_streams(kernel, data, flushed) -> None:
+def test_answers_of_the_preceding_rank_flush_its_streams(kernel, data, flushed) -> None:
     kernel.run("ring_link", data)
     assert kernel.control.flushed == flushed
 
@@ -849,15 +851,15 @@ def heard(kernel) -> list[int]:
     return counts
 
 
-def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
+def test_every_frame_of_a_rank_counts_as_a_sign_of_life(kernel) -> None:
     for data in (reduce(0), result(0), probe(2), probe(0, Kind.ALIVE), nack(1)):
         kernel.run("ring_link", data)
     assert heard(kernel) == [3, 0, 2]
 
 
 @pytest.mark.parametrize("make", [reduce, result, nack])
-def test_what_fails_its_check_is_no_sign_of_life(kernel, make) -> None:
-    """Nor is what is for another rank, or of another group."""
+def test_frames_that_fail_their_check_are_no_sign_of_life(kernel, make) -> None:
+    """Neither are frames for another rank, or of another group."""
     for damage in ({"checksum": 1}, {"cookie": 1}, {"receiver": 2}):
         kernel.run("ring_link", make(0, **damage))
     assert heard(kernel) == [0, 0, 0]
@@ -877,7 +879,7 @@ LOST = {
 
 
 def naming(carrier: str, item: int) -> bytes:
-    """A frame of the rank before that was sent behind another."""
+    """A frame of the preceding rank that was sent after another."""
     made = {
         "reduce-scatter": lambda: reduce(3, prev=item),
         "all-gather": lambda: result(3, prev=item),
@@ -902,12 +904,12 @@ def test_a_frame_that_a_later_one_names_is_known_to_be_lost(kernel, what, carrie
     assert kernel.records["lost"][chunk].tolist() == [SEQ * (stage == each) for each in Stage]
     assert (
         kernel.counters()["resent"] == 0
-    )  # only the process asks here, where there is no reorder threshold
+    )  # only the process sends nacks here, as there is no reorder threshold
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("what", LOST)
-def test_a_frame_that_has_come_is_not(kernel, what, carrier) -> None:
+def test_a_frame_that_has_arrived_is_not_known_to_be_lost(kernel, what, carrier) -> None:
     item, data, chunk, _ = LOST[what]
     kernel.run("ring_link", data)
     kernel.run("ring_link", naming(carrier, item))
@@ -915,14 +917,14 @@ def test_a_frame_that_has_come_is_not(kernel, what, carrier) -> None:
     assert not kernel.records["lost"][chunk].any()
 
 
-def test_a_frame_that_is_not_what_its_sender_has_sealed_names_nothing(kernel) -> None:
+def test_a_frame_that_does_not_match_its_seal_names_nothing(kernel) -> None:
     item = item_of(0, 0, Stage.RESULT)
     forged = [
         reduce(3, prev=item, checksum=1),
         result(3, prev=item, checksum=1),
         probe(0, Kind.ALIVE, prev=item, checksum=1),
     ]
-    forged += [probe(2, Kind.ALIVE, prev=item)]  # not the rank before
+    forged += [probe(2, Kind.ALIVE, prev=item)]  # not the preceding rank
     for data in forged:
         kernel.run("ring_link", data)
     assert kernel.counters()["lost"] == 0
@@ -934,8 +936,8 @@ NACK_ENTRIES = {"kind": Kind.NACK, "chunk": 0, "flags": 0, "round": 0}
 
 @pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
 @pytest.mark.parametrize("upstream", [False, True])
-def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, reorder_threshold) -> None:
-    """When so many have come behind it."""
+def test_a_frame_goes_on_and_its_copy_nacks_what_is_lost(upstream, reorder_threshold) -> None:
+    """As soon as enough later frames have arrived."""
     with loaded(upstream=upstream, reorder_threshold=reorder_threshold) as both:
         kernel, _ = both
         prepare(*both)
@@ -955,14 +957,15 @@ def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, reorder_th
 
 
 @pytest.mark.parametrize("upstream", [False, True])
-def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
+def test_a_frame_that_goes_nowhere_becomes_the_nack(upstream) -> None:
     with loaded(upstream=upstream, reorder_threshold=1) as both:
         kernel, _ = both
         prepare(*both)
         run = kernel.run("ring_link", probe(0, Kind.ALIVE, prev=WANTED))
         assert run.retval == XDP_TX
         assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 1}, None)
-        # No time has to pass here between two requests: each frame asks again, until it comes.
+        # No time has to pass between two nacks here: each frame sends one again, until the lost
+        # frame arrives.
         run = kernel.run("ring_link", probe(0, Kind.ALIVE))
         assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 2}, None)
         assert kernel.run("ring_link", reduce(0)).retval == XDP_TX
@@ -972,9 +975,7 @@ def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
 
 @pytest.mark.parametrize("lossy", [0, SEQ - 256 & 0xFFFFFFFF])
 def test_partial_sums_are_saved_after_losses_only(lossy) -> None:
-    """A nack for a partial sum that was not saved is itself a sign of loss, and so is a later
-    round.
-    """
+    """A nack for a partial sum that was not saved is a sign of loss, and so is a later round."""
     with loaded(upstream=True) as both:
         kernel, _ = both
         prepare(*both)
@@ -992,8 +993,8 @@ def test_partial_sums_are_saved_after_losses_only(lossy) -> None:
 
 
 def test_partial_sums_are_saved_until_their_result_is_here() -> None:
-    """Slots are shared: a partial sum that may still be needed stays, and one without a slot is
-    restarted when nacked.
+    """Chunks share slots: a partial sum that may still be needed stays, and a chunk without a slot
+    is restarted when nacked.
     """
     with loaded(upstream=True, retransmit_slots=1) as both:
         kernel, _ = both
@@ -1016,14 +1017,14 @@ def test_partial_sums_are_saved_until_their_result_is_here() -> None:
             {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1},
             input_of(0, 3) + input_of(1, 3),
         )
-        # A rank that nacks the other chunk now has its partial sum, or there would be no result; so
-        # the answer is the result.
+        # A rank that nacks the other chunk now already has its partial sum, or there would be no
+        # result; so the answer is the result.
         assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.RESULT
 
 
 def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:
-    """One of the collective before that says it is of this one, and its checksum does not.
-    Stragglers still get the result.
+    """A late result of the previous collective has this one's sequence number, but its checksum
+    does not match. Stragglers still get the stored result.
     """
     kernel.run("ring_link", result(1))
     native.begin(NEXT, TOTAL, LENGTH, TAG)
@@ -1068,8 +1069,8 @@ OLD = {
 def test_nothing_of_a_collective_changes_results_of_the_next(
     kernel, native, what, verified
 ) -> None:
-    """However late it comes, of whichever round: what says which result is there only
-    goes forward.
+    """However late a frame arrives, of whichever round: the word that says which result is stored
+    only goes forward.
     """
     for data in (reduce(2), result(0), result(1)):
         kernel.run("ring_link", data)
@@ -1095,7 +1096,7 @@ def test_nothing_of_a_collective_changes_results_of_the_next(
 
 @pytest.mark.parametrize("both", [False], indirect=True)
 def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
-    """Of several that reach a chunk's owner at once; later on it answers again."""
+    """The owner of a chunk answers one of several simultaneous nacks; later it answers again."""
     kernel.control.nack_holdoff_us = 60_000_000
     assert kernel.run("ring_link", nack(1)).retval == XDP_TX
     assert kernel.run("ring_link", nack(1, source=2, hop=1)).retval == XDP_DROP
@@ -1109,8 +1110,8 @@ def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
 
 
 @pytest.mark.parametrize("both", [True], indirect=True)
-def test_upstream_every_nack_is_answered(kernel) -> None:
-    """There is one rank behind, and it holds itself back."""
+def test_upstream_answers_every_nack(kernel) -> None:
+    """Only one rank sends them, the next one, and it observes the holdoff itself."""
     kernel.control.nack_holdoff_us = 60_000_000
     for _ in range(3):
         assert kernel.run("ring_link", nack(1)).retval == XDP_TX
@@ -1125,8 +1126,8 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_cut_frames_change_nothing(kernel, name) -> None:
-    """At every length that a test run takes."""
+def test_truncated_frames_change_nothing(kernel, name) -> None:
+    """At every length that a test run accepts."""
     before = kernel.snapshot()
     for length in range(14, len(ACCEPTED[name])):
         assert kernel.run("ring_link", ACCEPTED[name][:length]).retval == XDP_DROP
@@ -1141,9 +1142,9 @@ PROTECTED = [12, 13, 14, 23, *range(26, 34), 36, 37, *range(42, FRAME_BYTES + LE
 
 @pytest.mark.parametrize("name", ["reduce-scatter", "end of reduce-scatter", "all-gather"])
 def test_damaged_frames_change_nothing(kernel, name) -> None:
-    """Up to eight bits anywhere in one word: 4,000 frames, none stored, none sent.
+    """Up to eight flipped bits in one word, in 4,000 frames: none is stored, none is sent.
 
-    A sum of words does not see two errors that cancel out, hence the one word.
+    A sum of words does not detect two errors that cancel out, so all are in one word.
     """
     chance = random.Random(name)
     before = kernel.snapshot()
@@ -1160,5 +1161,5 @@ def test_damaged_frames_change_nothing(kernel, name) -> None:
 
 
 def test_window_of_the_fixture_leaves_a_chunk_to_launch(kernel) -> None:
-    """What the rows above rely on."""
+    """The rows above rely on this."""
     assert kernel.control.next == word_of(SEQ, WINDOW)

@@ -20,8 +20,8 @@ ROUNDS = 3000
 
 
 def frames(kind: Kind) -> list[bytes]:
-    """Of one chunk each: those that this rank ends the reduce-scatter phase of, or is the last in
-    the all-gather phase of.
+    """Frames of one chunk each: this rank ends the chunk's reduce-scatter phase, or is the last in
+    its all-gather phase.
     """
     made = []
     for index in range(ROUNDS):
@@ -32,7 +32,7 @@ def frames(kind: Kind) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
-def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
+def test_a_frame_and_its_duplicate_on_two_cpus_count_once(kind) -> None:
     with loaded(chunks=RANKS * ROUNDS) as (kernel, native):
         total = RANKS * ROUNDS
         ones = np.ones(LENGTH // 8, np.uint64)
@@ -50,14 +50,14 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         assert done[chunks].all()
         expected = chunks + (1 if kind == Kind.REDUCE else 0)
         assert (kernel.results[chunks] == expected[:, None]).all()
-        # The other CPU's was a duplicate: of the reduce-scatter phase it is dropped, or answered
-        # from the result that was there by then.
+        # The other CPU's frame was a duplicate: in the reduce-scatter phase it is dropped, or
+        # answered from the result if that was already stored.
         assert counters["duplicate"] + counters["answered"] == ROUNDS
         assert counters["bad_checksum"] == 0
 
 
-def test_orders_are_taken_once() -> None:
-    """Both CPUs serve kicks: no work request is lost, none is carried out twice."""
+def test_work_requests_are_executed_once() -> None:
+    """Both CPUs serve kicks: no work request is lost, none is executed twice."""
     with loaded() as (kernel, native):
         for _ in range(SQ_ENTRIES):
             native.post(WrKind.PROBE, 0, 0, 0, ANYWHERE)

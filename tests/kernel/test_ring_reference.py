@@ -20,11 +20,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 CHUNK_BYTES = 2 * BLOCK
 CHUNKS = 8
-LONG_AGO = 1 << 30  # microseconds: every request but the first is quenched
+LONG_AGO = 1 << 30  # microseconds: the holdoff suppresses every nack but the first
 
 
 class Stock:
-    """Loaded programs by rank, ranks and quench time: loading takes longer than a whole example."""
+    """Loaded programs by rank, ranks and nack holdoff: loading takes longer than a whole
+    example.
+    """
 
     def __init__(self) -> None:
         self.loaded: dict[tuple[int, ...], KernelRank] = {}
@@ -89,11 +91,11 @@ PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1),
 @example(ranks=2, totals=[1], script=PROBED_BEFORE_IT_ENTERS, **SIMPLE)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
-def test_every_step_is_the_reference_models(
+def test_every_step_equals_the_reference_models(
     stock, ranks, totals, script, nack_holdoff_us, seq, **scene
 ) -> None:
-    """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for
-    good, to the exact sum.
+    """Loss, duplication, reordering and damage as drawn; then the exact sum, unless the holdoff
+    suppresses nacks forever.
     """
     todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
     with network_of_references(
@@ -127,7 +129,9 @@ FIELDS = {
 
 
 def forge(network: Network, chance: random.Random) -> None:
-    """Deliver a frame of which one thing is not as it was: a field, a few bits, or its length."""
+    """Deliver a frame with one change: another value in a field, a few flipped bits, or another
+    length.
+    """
     frame = network.in_flight[chance.randrange(len(network.in_flight))].copy()
     to = int(frame.destination.ip.rpartition(".")[2]) - 1
     member = network.members[
@@ -153,8 +157,8 @@ def forge(network: Network, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_forged_frames_are_judged_alike(stock, seed) -> None:
-    """Thousands of frames with wrong fields, flipped bits, cut or grown. What forged fields can do
-    to sums is not asked.
+    """Thousands of frames with wrong fields or flipped bits, truncated or extended. The sums are
+    not checked, as forged fields may change them.
     """
     chance = random.Random(seed)
     ranks = chance.choice((2, 3, 4))

@@ -1,5 +1,5 @@
-"""Programs on a device's ingress, by link and by filter: both act on frames, and both leave
-nothing.
+"""Programs on a device's ingress, attached by link and by filter: both act on frames, and both
+leave nothing behind.
 """
 
 import socket
@@ -41,8 +41,10 @@ def arrives():
 
 
 @pytest.mark.parametrize("attach", [by_link, by_filter])
-def test_frames_meet_the_program_while_it_is_attached(attach):
-    """It overwrites the first byte of the IP header, so the stack drops what it has met."""
+def test_frames_pass_through_the_program_while_it_is_attached(attach):
+    """The program overwrites the first byte of the IP header, so the stack drops the frames that it
+    has seen.
+    """
     with (
         Namespace() as namespace,
         namespace.entered(),
@@ -54,12 +56,12 @@ def test_frames_meet_the_program_while_it_is_attached(attach):
         for _ in range(2):
             with attach(loaded.programs["probe_mark"]) as attachment:
                 assert not arrives()
-            attachment.close()  # once more is no error
+            attachment.close()  # closing twice is no error
             assert arrives()
         assert {qdisc.get_attr("TCA_KIND") for qdisc in route.get_qdiscs(LOOPBACK)} <= {"noqueue"}
 
 
-def test_a_device_that_is_not_there():
+def test_attaching_to_a_missing_device_fails():
     with Namespace() as namespace, namespace.entered(), BpfObject("probe") as loaded:
         with pytest.raises(
             KernelError,

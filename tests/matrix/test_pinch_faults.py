@@ -1,5 +1,5 @@
-"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs;
-what else fails meanwhile.
+"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs, and
+failures of links and hosts.
 
 Each cell asserts four things: aggregates exact bit for bit, an end in bounded time, faults that
 have fired, and nothing left.
@@ -53,7 +53,7 @@ FACTORS = {
 }
 SIZES = {1: (3000, 20_000), 64: (1500, 12_000), 512: (300, 2400)}  # vertices and entries
 TURNS = 3
-TIMEOUT = 2.0  # seconds, where a rank is killed
+TIMEOUT = 2.0  # seconds, if a rank is killed
 WORST = {"kind": "weighted", "dim": 64, **{name: levels[-1] for name, levels in FAULTS.items()}}
 CELLS = [
     *pairwise(FACTORS, seed=2),
@@ -64,7 +64,7 @@ SWITCHES = [
     pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
     for switch in FACTORS["switch"]
 ]
-#: Counters of what is refused although it is for the rank that refuses it.
+#: Counters of frames that are refused by the rank for which they are meant.
 REFUSED = (
     "bad_cookie",
     "bad_chunk",
@@ -82,9 +82,7 @@ EVENTS = [
 
 
 def parameters():
-    """Return cells as parameters, those of one fabric in a row, each with its number
-    as the seed.
-    """
+    """Return cells as parameters, grouped by fabric, each with its number as the seed."""
     found = []
     for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
         setting = "-".join(
@@ -111,7 +109,7 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
         for p, words in wanted:
             if (
                 frames * p > 100
-            ):  # a drop may hide a frame from what comes behind it; that none is left has no chance
+            ):  # a drop may hide a frame from the rules after it, but practically never all frames
                 assert_faults_fired(injected, words.split()[0])
     assert_nothing_left()
 
@@ -126,7 +124,7 @@ def test_frames_of_one_kind(fabric, workers, faults, words):
         with faults(words) as injected:
             exchange.check([embeddings(turn, graph, 64) for turn in range(TURNS)])
         assert_faults_fired(injected)
-        # A rank that lacks an acknowledgement asks for it; nothing is retransmitted.
+        # A rank that lacks an acknowledgement asks for it, and nothing is retransmitted.
         assert (exchange.measures()["resent"] > 0) == ("embed" in words)
 
 
@@ -158,8 +156,8 @@ def aggregate_and_part_in(context, number, inputs):
 def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
     fabric, workers, faults, assert_nothing_left, event
 ):
-    """All ranks close at once. From soon after the others are done, h3 is away for three seconds,
-    and lacks acknowledgements of what it has sent until it has asked 16 times.
+    """All ranks close at once. Soon after the others are done, h3 is cut off for three seconds, and
+    it gets no acknowledgements until it has asked 16 times.
     """
     graph = draw_partitioned(0, 2000, 16_000, 4)
     exchange = PinchHosts(fabric, workers).open(graph, 64, timeout=10.0)
@@ -203,7 +201,9 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
 
 
 def assert_only_foreign_frames_are_dropped(before, after):
-    """Of what was sent each copy may have come to two ranks that it is not for."""
+    """Check that ranks refused only frames for others; a copy of each frame sent may have reached
+    two ranks for which it was not meant.
+    """
     found = {name: after[name] - before[name] for name in after}
     assert (
         0
@@ -255,11 +255,11 @@ def test_aggregates_are_exact_on_a_bridge_that_does_not_know_hosts(lost):
 @pytest.mark.parametrize("processing", FACTORS["processing"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_next_to_nothing_is_sent_again_without_faults(
+def test_hardly_anything_is_retransmitted_without_faults(
     fabric, workers, switch, lanes, processing, machine
 ):
-    """However busy the machine is: what is late is not lost. On a bridge, frames of a lane come to
-    several CPUs.
+    """However busy the machine is, late frames are not lost. On a bridge, frames of one stream
+    arrive on several CPUs.
     """
     graph = draw_partitioned(0, 4000, 40_000, 4)
     with (

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.net
 HOSTS = 8
 WITHIN = 40.0  # seconds for the slowest collective on a busy machine
 
-# Probability with which a frame meets a fault, and the words of the fault, by factor and level.
+# Probability that a fault hits a frame, and the fault as text, by factor and level.
 NONE = (0.0, "")
 FAULTS = {
     "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
@@ -65,9 +65,7 @@ CELLS = [
 
 
 def parameters():
-    """Return cells as parameters, those of one fabric in a row, each with its number
-    as the seed.
-    """
+    """Return cells as parameters, grouped by fabric, each with its number as the seed."""
     found = []
     for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
         setting = "-".join(
@@ -102,7 +100,7 @@ def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
     for p, words in wanted:
         if (
             frames * p > 100
-        ):  # a drop may hide a frame from what comes behind it; that none is left has no chance
+        ):  # a drop may hide a frame from the rules after it, but practically never all frames
             assert_faults_fired(injected, words.split()[0])
     assert_nothing_left()
 
@@ -129,7 +127,9 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
         inputs = make_inputs(4, 1 << 16)
         errors = {}
         with faults("kill host=h2 at=50ms", "drop p=0.01"):
-            while len(errors) < 3:  # who holds all results already fails in the next all-reduce
+            while (
+                len(errors) < 3
+            ):  # a rank that already has all results fails in the next all-reduce
                 start = time.monotonic()
                 outcomes = group.outcomes(inputs)
                 assert time.monotonic() - start < 2 * group.timeout
@@ -160,8 +160,8 @@ def part_in(context, group_id):
 def test_groups_meet_and_part_under_loss(
     fabric, workers, faults, assert_nothing_left, recovery, seed
 ):
-    """One all-reduce each, and then all ranks close: who is done first stays until nobody needs it,
-    and no longer.
+    """One all-reduce each, and then all ranks close: a rank that is done stays until no other needs
+    it, and no longer.
     """
     hosts, names = fabric.plan.hosts, list(fabric.hosts)
     with faults("drop p=0.05", seed=seed) as injected:
@@ -190,8 +190,8 @@ def reduce_and_part_in(context, size, rank):
 
 
 def reduce_once_and_part(fabric, workers, faults, event, **options):
-    """One all-reduce, and all ranks close at once. From soon after the others are done, an event
-    keeps h3 for three seconds from the results that it lacks.
+    """One all-reduce, and all ranks close at once. Soon after the others are done, an event keeps
+    h3 from getting its missing results for three seconds.
     """
     hosts, names, size = fabric.plan.hosts, list(fabric.hosts), 3000
     specs = make_groups(hosts, lanes="int16", capacity=1 << 12, timeout=10.0, **options)
@@ -200,7 +200,7 @@ def reduce_once_and_part(fabric, workers, faults, event, **options):
         {name: {"spec": spec} for name, spec in zip(names, specs, strict=True)},
         timeout=60,
     )
-    # The first all-reduce agrees on the scale. In the second, h3 has sent all that the others
+    # The first all-reduce agrees on the scale. In the second, h3 sends everything that the others
     # need, and gets no result until it has asked 256 times.
     with faults("drop link=*->h3 kind=result seq=3 attempt=0..255", event) as injected:
         arguments = {name: {"size": size, "rank": rank} for rank, name in enumerate(names)}
@@ -233,8 +233,8 @@ def test_a_rank_that_was_paused_gets_its_results_from_those_that_close(
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=14, datapath="xdp")
 def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, recovery):
-    """The more ranks, the longer the way on which a phase may break: it goes on from there, or it
-    would never end.
+    """The more ranks there are, the more hops a phase has that may fail: it must continue where it
+    was lost, or it would never end.
     """
     with Group(fabric, lanes=lanes, recovery=recovery, timeout=30.0) as group:
         with faults("drop p=0.3", seed=14) as injected:
@@ -248,7 +248,7 @@ def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, r
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.fabric(hosts=5, datapath="xdp")
 def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery):
-    """Each rank needs its frames to be whole once, not all ranks theirs at the same time."""
+    """Each rank must receive its frames intact once, but not all ranks at the same time."""
     with Group(fabric, lanes="int32", recovery=recovery, timeout=30.0) as group:
         with faults("drop p=0.15", "corrupt p=0.6 kind=result", seed=5) as injected:
             for size in (2, 1000, 5000):
@@ -262,9 +262,9 @@ def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery)
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
-    """However busy the machine is: what is late is not lost. One frame in a thousand is spared a
-    blind question.
+def test_nothing_is_retransmitted_without_faults(fabric, lanes, recovery):
+    """However busy the machine is, late frames are not lost. One frame in a thousand may be
+    requested blindly.
     """
     with Group(fabric, lanes=lanes, recovery=recovery) as group, busy_cpus():
         for number in range(50):
@@ -282,7 +282,7 @@ def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
 def test_sums_are_exact_while_a_switch_floods(
     fabric, faults, assert_nothing_left, switch, lanes, recovery
 ):
-    """What is for another rank is dropped, whatever it is."""
+    """Any frame for another rank is dropped."""
     with Group(fabric, lanes=lanes, recovery=recovery) as group:
         with faults("flood switch=s1") as injected:
             for number, size in enumerate((1, 1000, 1 << 14, 1 << 16) * 2):

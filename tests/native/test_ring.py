@@ -1,5 +1,5 @@
-"""The process's side of the ring in C (testbed/native/ring.c) against the pure one, call by call,
-on plain memory.
+"""The process's side of the ring in C (testbed/native/ring.c), compared with the pure model call by
+call, on plain memory.
 """
 
 import errno
@@ -60,12 +60,14 @@ OPERATIONS = st.one_of(
 
 
 class Both:
-    """The pure process and the native one, each on memory of its own that is to stay the same."""
+    """The pure process and the native one, each on memory of its own; the two memories must stay
+    equal.
+    """
 
     def __init__(self, native: NativeProcess, memory: Memory, window: int = WINDOW) -> None:
         self.native, self.memory, self.process = native, memory, Process(memory, window)
         self.slot = 0
-        # Head and tail wrap as well.
+        # Head and tail also wrap.
         native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
         native.control.progress = word_of(memory.seq, 0)
         native.control.nack_holdoff_us = memory.nack_holdoff_us
@@ -99,7 +101,7 @@ class Both:
             self.native.control.sq_head = self.native.control.sq_head + 1 & 0xFFFFFFFF
 
     def result(self, chunk: int, state: ResultState) -> None:
-        """The programs have come to this state of a chunk, one round later than before."""
+        """The programs have reached this state of a chunk, one round later than before."""
         record, seq = self.memory.chunks[chunk], self.memory.seq
         was = record.result & 0xFF if record.result >> 32 == seq else ResultState.NONE
         record.result = word_of(seq, (record.result + 0x100 & 0xFF00) | state)
@@ -136,14 +138,14 @@ class Both:
         self.native.refuse(chunk)
 
     def lossy(self, ago: int, _) -> None:
-        """A sign of loss was seen so many collectives ago."""
+        """The last sign of loss was seen `ago` collectives ago."""
         self.memory.lossy = self.native.control.lossy = self.memory.seq - ago & 0xFFFFFFFF
 
     def flushed(self, all_: int, _) -> None:
         self.memory.flushed = self.native.control.flushed = all_
 
     def said(self, later: int, verified: bool) -> None:
-        """The rank before has said that it is in this collective, or a neighbouring one."""
+        """The preceding rank has said that it is in this collective, or an adjacent one."""
         peer, before = self.memory.ranks[self.memory.config.before], self.memory.config.before
         peer.seq = self.native.peers[before].seq = self.memory.seq + later & 0xFFFFFFFF
         peer.verified = self.native.peers[before].verified = peer.seq if verified else 0
@@ -184,7 +186,9 @@ class Both:
     st.sampled_from((0, 200)),
     st.lists(OPERATIONS, min_size=1, max_size=40),
 )
-def test_same_orders_and_the_same_memory(who, seq, upstream, nack_holdoff_us, operations) -> None:
+def test_both_post_the_same_work_requests_and_keep_the_same_memory(
+    who, seq, upstream, nack_holdoff_us, operations
+) -> None:
     ranks, rank = who
     memory = Memory(
         config(rank, ranks, chunks=CHUNKS, upstream=upstream),
@@ -200,8 +204,8 @@ def test_same_orders_and_the_same_memory(who, seq, upstream, nack_holdoff_us, op
 
 @pytest.fixture
 def both():
-    """Rank 0 of 2, all input published: the even chunks are its own, and those of its window are
-    launched.
+    """Rank 0 of 2 with all input published: the even chunks are its own, and those in its window
+    are launched.
     """
     memory = Memory(config(0, 2, chunks=CHUNKS), nack_holdoff_us=200)
     with NativeProcess(0, 2, WINDOW) as native:
@@ -216,14 +220,14 @@ def both():
 
 
 def asked(both: Both) -> list[tuple[WrKind, int]]:
-    """Orders since the last call."""
+    """Work requests posted since the last call."""
     found = [(WrKind(entry.kind), entry.chunk) for entry in both.memory.sq]
     assert both.native.waiting() == list(both.memory.sq)
     both.taken(SQ_ENTRIES, 0)
     return found
 
 
-def test_what_is_known_to_be_lost_is_asked_for_at_once_but_not_too_often(both) -> None:
+def test_known_losses_are_nacked_at_once_but_not_too_often(both) -> None:
     both.lost(3, Stage.PARTIAL)
     both.lost(2, Stage.RESULT)
     both.asked(2, ago_us=100)
@@ -234,9 +238,9 @@ def test_what_is_known_to_be_lost_is_asked_for_at_once_but_not_too_often(both) -
     assert asked(both) == [(WrKind.NACK, 2)]  # half as many as the last time
 
 
-def test_what_is_lost_of_another_phase_is_not_asked_for(both) -> None:
-    """In all-gather the partial sum; in reduce-scatter, before this rank has added its input, the
-    result.
+def test_losses_of_another_phase_are_not_nacked(both) -> None:
+    """These are the partial sum in all-gather, and the result in reduce-scatter, before this rank
+    has added its input.
     """
     both.lost(2, Stage.PARTIAL)
     both.lost(3, Stage.RESULT)
@@ -245,28 +249,28 @@ def test_what_is_lost_of_another_phase_is_not_asked_for(both) -> None:
 
 
 def test_launches_are_repeated_for_slots_that_are_taken(both) -> None:
-    """A work request or its frame was lost on the way to the doorbell."""
+    """A work request or its kick was lost on the way to the doorbell."""
     both.memory.chunks[2].reduced = both.native.records[2].reduced = 0
     both.stall(False)
     assert asked(both) == [(WrKind.LAUNCH, 2)]
 
 
-def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) -> None:
-    """Nothing comes, nothing is known to be lost: it may all be late. Then a few, those that are
-    needed first.
+def test_nothing_is_nacked_blindly_before_the_preceding_rank_has_answered(both) -> None:
+    """Nothing arrives and nothing is known to be lost: everything may be late. After the answer a
+    few frames are nacked, those that are needed first.
     """
     for _ in range(3):
         both.stall(True)
         assert asked(both) == []
     both.flushed(1, 0)
-    both.stall(False)  # something still comes on a CPU
+    both.stall(False)  # something still arrives on a CPU
     assert asked(both) == []
     both.stall(True)
-    assert asked(both) == [(WrKind.NACK, 0)]  # the allowance has come down to one
+    assert asked(both) == [(WrKind.NACK, 0)]  # the allowance has dropped to one
 
 
-def test_without_losses_lately_blind_requests_take_longer(both) -> None:
-    """On a busy machine nothing may come for a while, and nothing need be lost."""
+def test_without_recent_losses_blind_nacks_are_sent_later(both) -> None:
+    """On a busy machine nothing may arrive for a while although nothing is lost."""
     both.flushed(1, 0)
     for _ in range(4):
         both.stall(True)
@@ -275,7 +279,7 @@ def test_without_losses_lately_blind_requests_take_longer(both) -> None:
     assert [kind for kind, _ in asked(both)] == [WrKind.NACK]
 
 
-def test_blind_requests_are_few(both) -> None:
+def test_blind_nacks_are_few(both) -> None:
     for chunk in range(4):
         both.result(chunk, ResultState.DONE)
     both.lossy(0, 0)
@@ -288,8 +292,8 @@ def test_blind_requests_are_few(both) -> None:
     assert len([entry for entry in blind if entry[0] == WrKind.NACK]) == 4
 
 
-def test_each_stall_goes_on_behind_the_last_nack(both) -> None:
-    """A chunk that nobody can send yet does not block the others, however few may be nacked at
+def test_each_stall_continues_after_the_last_nack(both) -> None:
+    """A chunk that no rank can send yet does not block the others, however few may be nacked at
     once.
     """
     for _ in range(4):
@@ -312,7 +316,7 @@ def test_each_stall_goes_on_behind_the_last_nack(both) -> None:
 
 
 def test_results_are_verified_before_all_are_stored(both) -> None:
-    """After a stall, good results serve nacks of any round, and bad ones are refused."""
+    """After a stall, right results answer nacks of any round, and wrong ones are refused."""
     for chunk in (0, 1, 3):
         both.result(chunk, ResultState.DONE)
     both.damage(3, 0)
@@ -333,18 +337,18 @@ def test_results_are_verified_before_all_are_stored(both) -> None:
     assert both.memory.chunks[3].result & 0xFF == ResultState.VERIFIED
 
 
-def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:
+def test_everything_is_nacked_when_the_preceding_rank_has_everything(both) -> None:
     both.stall(True)
     both.flushed(1, 0)
     both.said(0, True)
     for chunk in (14, 15):
         both.result(chunk, ResultState.DONE)
     both.stall(True)
-    # Those of this rank's own that it has not launched yet are not on their way.
+    # Own chunks that this rank has not launched yet are not in flight.
     assert asked(both) == [(WrKind.NACK, chunk) for chunk in (0, 1, 2, 3)]
 
 
-def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
+def test_a_refused_result_is_nacked_until_it_arrives(both) -> None:
     both.result(1, ResultState.DONE)
     both.refuse(1, 0)
     assert asked(both) == [(WrKind.RESTART, 1)]
@@ -354,10 +358,10 @@ def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
     both.stall(False)
     assert asked(both) == [
         (WrKind.NACK, 1)
-    ]  # a later round has been seen: the owner has started it
+    ]  # a later round has been seen, so the owner has started it
 
 
-def test_probes_name_their_cpu_and_are_told_apart() -> None:
+def test_probes_name_their_cpu_and_differ() -> None:
     memory = Memory(config(1, 3))
     with NativeProcess(1, 3, WINDOW) as native:
         both = Both(native, memory)
@@ -370,7 +374,7 @@ def test_probes_name_their_cpu_and_are_told_apart() -> None:
         assert list(memory.sq) == [probe, probe._replace(attempt=1)]
 
 
-def test_a_silent_process_asks_for_less_and_less() -> None:
+def test_unanswered_nacks_become_fewer_and_fewer() -> None:
     """Unanswered nacks may be waiting in a queue, so fewer are sent each time; results raise the
     number again.
     """

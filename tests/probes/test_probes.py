@@ -33,7 +33,7 @@ def test_needs_come_first() -> None:
     )
 
 
-def test_there() -> None:
+def test_an_available_capability_is_found() -> None:
     assert Probe("x", lambda: "seen", "fix it").run({}) == Finding("x", Level.OK, "seen")
 
 
@@ -54,7 +54,7 @@ def test_there() -> None:
         ),
     ],
 )
-def test_missing(error: Exception, detail: str, remedy: str) -> None:
+def test_a_missing_capability_is_found_missing(error: Exception, detail: str, remedy: str) -> None:
     needed = Probe("x", lambda: refuse(error), "general")
     assert needed.run({}) == Finding("x", Level.FAIL, detail, remedy)
     optional = Probe("x", lambda: refuse(error), "general", purpose="tables")
@@ -66,7 +66,7 @@ def test_bug_is_no_finding() -> None:
         Probe("x", lambda: refuse(ZeroDivisionError()), "general").run({})
 
 
-def test_blocked_is_not_tried() -> None:
+def test_a_probe_whose_needs_are_missing_is_not_tried() -> None:
     probe = Probe("x", lambda: pytest.fail("was tried"), "general", needs=("root", "clang"))
     earlier = {
         "root": Finding("root", Level.FAIL, "no"),
@@ -77,7 +77,7 @@ def test_blocked_is_not_tried() -> None:
     )
 
 
-def test_command_gives_its_own_words() -> None:
+def test_a_failed_commands_own_words_are_reported() -> None:
     with pytest.raises(Missing, match=r"^Error: no such thing$"):
         command([sys.executable, "-c", "import sys; sys.exit('Error: no such thing')"])
     with pytest.raises(Missing, match=r"^no-such-command is not installed$") as missing:
@@ -106,8 +106,8 @@ def test_cgroup_needs_a_mount(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("tier", TIERS)
-def test_tier_is_complete(tier: str) -> None:
-    """Each probe of a tier passes here, or the tier's own tests would not run."""
+def test_every_probe_of_a_tier_passes(tier: str) -> None:
+    """Each probe of a tier passes here, because otherwise the tier's own tests would not run."""
     if tier == "net" and lacking(tier):
         pytest.skip("; ".join(map(str, lacking(tier))))
     assert [find(name).level for name in TIERS[tier]] == [Level.OK] * len(TIERS[tier])
@@ -119,7 +119,7 @@ def test_qdisc_in_the_kernels_words() -> None:
     assert finding.level is Level.FAIL
     assert (
         "nknown" in finding.detail
-    )  # "Error: Specified qdisc kind is unknown.", or iproute2's own
+    )  # "Error: Specified qdisc kind is unknown.", or iproute2's own text
 
 
 @pytest.mark.kernel

@@ -1,5 +1,5 @@
-"""The check of payloads: one table for all who compute it, and a million errors of each kind, none
-of which it misses.
+"""The check of payloads: everyone who computes it uses one table, and it misses none of a million
+errors of each kind.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,13 +32,13 @@ def test_programs_and_native_code_read_the_same_table() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 174, 432])
-def test_with_and_without_numpy(size) -> None:
+def test_the_check_is_the_same_with_and_without_numpy(size) -> None:
     words = np.random.default_rng(size).integers(0, 1 << 64, size, U64)
     assert weigh(words) == check_weights.weigh_halves(words.view("<u4").tolist())
 
 
 def flips(count: int) -> Draw:
-    """So many bits, of places that are drawn one by one: two may be the same, then fewer differ."""
+    """Draw positions of `count` bits independently: where two are equal, fewer bits differ."""
 
     def draw(random: np.random.Generator, trials: int) -> np.ndarray:
         return random.integers(0, 32 * HALVES, (trials, count))
@@ -47,8 +47,8 @@ def flips(count: int) -> Draw:
 
 
 def run(random: np.random.Generator, trials: int) -> np.ndarray:
-    """Bits of a burst of at most 64: its first and its last, and any between; -1 where there is
-    none.
+    """The bits of a burst of at most 64: the first, the last, and any in between; -1 where no bit
+    flips.
     """
     length = random.integers(1, 65, trials)
     places = (random.random(trials) * (32 * HALVES - length)).astype(np.int64)[:, None] + np.arange(
@@ -69,7 +69,7 @@ def bursts(count: int) -> Draw:
 
 
 def column(random: np.random.Generator, trials: int) -> np.ndarray:
-    """The same bit of four words, equal distances between the first two and the last two."""
+    """The same bit of four words; the first two are as far apart as the last two."""
     words = HALVES // 2
     apart = random.integers(1, words // 2, trials)
     first = (random.random((trials, 2)) * (words - apart)[:, None]).astype(np.int64)
@@ -86,11 +86,11 @@ PATTERNS: dict[str, Draw] = {
 
 
 def differences(payloads: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """By how much the checks of payloads change when bits of theirs flip, modulo 2**64; what flips
-    twice has not.
+    """The change of payloads' checks, modulo 2**64, when some of their bits flip; a bit that flips
+    twice is unchanged.
 
     :param payloads: uint32, shape (trials, HALVES).
-    :param bits: Shape (trials, n): bits of the payload; less than 0: none.
+    :param bits: Shape (trials, n): positions of bits in the payload; less than 0: none.
     """
     bits = np.sort(bits, axis=1)
     twice = np.zeros(bits.shape, bool)
@@ -122,7 +122,7 @@ def test_flipped_bits_are_never_missed(name) -> None:
 
 
 def test_differences_are_those_of_the_checks() -> None:
-    """What the million relies on, with the checks themselves."""
+    """Compare `differences`, which the million errors rely on, with the checks themselves."""
     random = np.random.default_rng(0)
     payloads = random.integers(0, 1 << 32, (200, HALVES), U32)
     for draw in PATTERNS.values():
@@ -136,7 +136,7 @@ def test_differences_are_those_of_the_checks() -> None:
 
 
 def test_additions_at_equal_distances_are_never_missed() -> None:
-    """+2**a, -2**(a + 1), +2**a: what sums do not see, nor sums of sums."""
+    """+2**a, -2**(a + 1), +2**a: neither sums nor sums of sums detect it."""
     for random in batches():
         middle = random.integers(1, HALVES // 2 - 1, BATCH)
         apart = (random.random(BATCH) * np.minimum(middle, HALVES // 2 - 1 - middle)).astype(
@@ -159,8 +159,8 @@ def test_words_that_change_places_are_never_missed() -> None:
         assert (change[other] != 0).all()
 
 
-def test_a_flipped_bit_together_with_one_of_the_check() -> None:
-    """All there are, either way each."""
+def test_a_flipped_bit_and_one_of_the_check_never_cancel_out() -> None:
+    """All such pairs, in both directions."""
     flipped = (WEIGHTS[:, None] << np.arange(32, dtype=U64)).ravel()
     check = U64(1) << np.arange(64, dtype=U64)
     for change in (flipped, U64(0) - flipped):
@@ -168,7 +168,7 @@ def test_a_flipped_bit_together_with_one_of_the_check() -> None:
 
 
 def test_two_flipped_bits_never_cancel_out() -> None:
-    """All pairs of the first places: see `weights` for why."""
+    """All pairs among the first 100 weights: see `weights` for why."""
     change = (WEIGHTS[:100, None] << np.arange(32, dtype=U64)).ravel()
     both = np.concatenate([change, U64(0) - change])
     assert len(np.unique(both)) == len(both)

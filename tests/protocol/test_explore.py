@@ -1,8 +1,8 @@
 """Everything that can happen to small rings: sums are exact, collectives end once faults end, and
-no healthy rank is accused. And mutants that lack a rule are detected.
+no healthy rank is blamed. Mutants that lack a rule are detected.
 
-``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some
-seconds. Larger scenes are visited breadth first, so all that needs few moves has been seen.
+``TESTBED_EXPLORE`` limits how many states each test visits; without it, a test takes some seconds.
+Larger scenes are explored breadth first, so everything that needs few moves has been covered.
 """
 
 import pytest
@@ -57,19 +57,19 @@ LARGE = (
     "three ranks, strays and losses",
     "three ranks, asking owners",
 )
-"""These are not visited whole unless ``TESTBED_EXPLORE`` says so."""
+"""Scenes that are explored completely only if ``TESTBED_EXPLORE`` is large enough."""
 
 DEEP = (*LARGE, "two ranks, two chunks", "two ranks, asking owners", "three ranks, any fault")
 
 
 @pytest.mark.parametrize("name", deep(SCENES, DEEP))
-def test_whatever_happens(name, record_property):
+def test_every_sum_is_right_and_every_collective_ends(name, record_property):
     states = depth(50_000 if name in LARGE else 100_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")
 
 
 class WritesFirst(TinyRank):
-    """A result is written before it has been verified, and taken back if it is not good."""
+    """Writes a result before verifying it, and takes it back if it is wrong."""
 
     def _on_result(self, w: Work) -> Frame | None:
         chunk, header = self.chunks[w.index], w.frame.header
@@ -82,7 +82,7 @@ class WritesFirst(TinyRank):
 
 
 class ClaimsBackwards(TinyRank):
-    """Whatever is there is replaced, as long as it is of another sequence number; and nobody looks
+    """Replaces any entry that has another sequence number, even a newer one, without checking
     again.
     """
 
@@ -94,7 +94,7 @@ class ClaimsBackwards(TinyRank):
 
 
 class TrustsTheHeader(TinyRank):
-    """The seal leaves the number of the collective out."""
+    """The seal does not cover the sequence number of the collective."""
 
     def _expected(self, w: Work) -> int:
         header = w.frame.header
@@ -109,21 +109,21 @@ class TrustsTheHeader(TinyRank):
 
 
 class ForgetsRounds(TinyRank):
-    """A reduce-scatter phase that starts over is not told from the one before."""
+    """Does not distinguish a reduce-scatter phase that starts over from the one before."""
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
         return self._launch(w, round_, again=True)
 
 
 class PassesNothingOn(TinyRank):
-    """With `origin`, a rank does not pass nacks on to the owner."""
+    """With `origin`, does not forward nacks to the owner."""
 
     def _pass_on(self, w: Work, prev: int) -> None:
         return None
 
 
 class SaysNothing(TinyRank):
-    """Answers to probes do not name what was sent last."""
+    """Answers to probes do not name the frame that was sent last."""
 
     def _name_latest(self, w: Work, seq: int) -> None:
         super()._name_latest(w, seq)
@@ -132,14 +132,14 @@ class SaysNothing(TinyRank):
 
 
 class AsksForNothingBlindly(TinyProcess):
-    """A process asks only for what it knows to be lost."""
+    """A process requests only frames that it knows to be lost."""
 
     def stall(self, now_us: int, still: bool = True) -> None:
         super().stall(now_us, False)
 
 
 class HearsAnything(TinyRank):
-    """Whatever names a rank is a sign that it is alive."""
+    """Takes any frame that names a rank, damaged ones included, as a sign of life."""
 
     def _note_life(self, w: Work) -> None:
         w.verified = True
@@ -147,13 +147,13 @@ class HearsAnything(TinyRank):
 
 
 class TellsNobody(RingSystem):
-    """Who gives up closes, and does not say so."""
+    """A rank that gives up closes without telling the others."""
 
     tells = False
 
 
 class BlamesTheMessenger(TinyRank):
-    """What a rank that has given up says is taken for a word about that rank itself."""
+    """Blames the rank that reports a failure instead of the ranks that it names."""
 
     def _note_rank(self, w: Work) -> None:
         header = w.frame.header
@@ -163,13 +163,15 @@ class BlamesTheMessenger(TinyRank):
 
 
 class NobodyStays(RingSystem):
-    """Who is done leaves."""
+    """A rank leaves as soon as it is done."""
 
     lingers = False
 
 
 class LeavesTheSilent(RingSystem):
-    """A rank that has not answered one question is left, whatever it may need."""
+    """Ranks do not wait for a rank that has left one question unanswered, even if it still needs
+    something.
+    """
 
     def _ask_around(self, here: RankState, index: int) -> Reaction:
         asked = super()._ask_around(here, index)
@@ -184,7 +186,7 @@ class LeavesTheSilent(RingSystem):
 
 
 class Impatient(RingSystem):
-    """One question without an answer is enough."""
+    """One unanswered question makes a rank silent."""
 
     rounds = 1
 

@@ -1,8 +1,8 @@
-"""All states of small exchanges, whatever is lost, late, duplicated, damaged, misdelivered or dead;
-and what goes wrong without each rule.
+"""All states of small exchanges in which frames are lost, delayed, duplicated, damaged or
+misdelivered and ranks die; and what goes wrong without each rule.
 
-``TESTBED_EXPLORE`` sets how many states of each of the larger ones are visited at most; several
-minutes and gigabytes with 5,000,000. Without it, few of each, breadth first.
+``TESTBED_EXPLORE`` limits how many states of each larger exchange are visited; 5,000,000 take
+several minutes and gigabytes. Without it few states are visited, breadth first.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ SCENES = {
     "one of a chain dies": Scene([CHAIN], crash=True, partners=True, brisk=True),
     "a switch floods": Scene([CHAIN], 1, kinds("flood"), partners=True, brisk=True, only=EMBED),
 }
-"""Each visited to the last state, so all of them are known to come to an end."""
+"""Scenes that are explored completely, so each is known to come to an end."""
 
 LARGE = (
     "anything goes wrong, but timers",
@@ -102,7 +102,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", deep(SCENES, LARGE))
-def test_every_sum_is_right_and_all_come_to_an_end(name, record_property) -> None:
+def test_every_sum_is_right_and_every_exchange_ends(name, record_property) -> None:
     found = explore(Exchanges(Ranks(SCENES[name])))
     record_property("explored", f"exchange, {name}: {found}")
     assert found.complete
@@ -111,13 +111,13 @@ def test_every_sum_is_right_and_all_come_to_an_end(name, record_property) -> Non
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", DEEP)
-def test_larger_ones_as_far_as_there_is_time(name, record_property) -> None:
+def test_larger_exchanges_as_far_as_there_is_time(name, record_property) -> None:
     record_property(
         "explored", f"exchange, {name}: {explore(Exchanges(Ranks(DEEP[name])), depth(5_000))}"
     )
 
 
-# Ranks that lack a rule each.
+# Ranks that each lack one rule.
 
 
 class TakesWhatIsForOthers(Rank):
@@ -161,7 +161,7 @@ class VerifiesNothing(Rank):
 
 
 def seal_without(name: str) -> Callable[..., Rank]:
-    """Ranks whose seal leaves a field out."""
+    """Ranks whose seal does not cover a field."""
 
     class Careless(Rank):
         def verify(self, packet: Packet) -> bool:
@@ -248,10 +248,10 @@ class BelievesTheLastAnswerAlone(Policy):
 
 @dataclass(frozen=True)
 class Mutant:
-    """A rule that is taken out, and where that shows.
+    """A rule that is removed, and a scene in which this shows.
 
-    :param options: Of `Ranks`.
-    :param what: A part of what is found wrong.
+    :param options: Arguments of `Ranks`.
+    :param what: A part of the text of the error that is found.
     """
 
     options: dict[str, Any]
@@ -319,7 +319,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", deep(MUTANTS, ["claims backwards"]))
-def test_what_a_rule_is_for_shows_without_it(name, record_property) -> None:
+def test_removing_a_rule_shows_what_it_is_for(name, record_property) -> None:
     mutant = MUTANTS[name]
     with pytest.raises(Counterexample, match=mutant.what) as found:
         explore(Exchanges(Ranks(mutant.scene, **mutant.options)))

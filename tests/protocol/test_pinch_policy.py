@@ -1,5 +1,5 @@
-"""What a rank does while it waits, and which ranks it names, depending on what it sees; without
-clocks.
+"""What a rank does while it waits, and which ranks it blames, as a function of what it observes;
+without clocks.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from testbed.protocol.pinch.policy import TRIES, Policy, Seen, Up, cover
 from testbed.protocol.sequence import word_of
 
 SEQ = 16
-HERE = word_of(SEQ, 1 << EXPONENT_BITS)  # has entered, with a frame
+HERE = word_of(SEQ, 1 << EXPONENT_BITS)  # the rank has entered, with one frame
 
 
 def seen(**fields) -> Seen:
-    """Rank 0 of three, and nothing is missing."""
+    """What rank 0 of three observes when nothing is missing."""
     good = {
         "rank": 0,
         "seq": SEQ,
@@ -43,13 +43,13 @@ def lacks(numbers: dict[int, Sequence[int]]):
 
 
 def heard(of: Seen, *ranks: int, **fields) -> Seen:
-    """The same, and something has come from some ranks."""
+    """The same, with one more frame received from each of some ranks."""
     return replace(
         of, heard=[count + (rank in ranks) for rank, count in enumerate(of.heard)], **fields
     )
 
 
-def test_nothing_is_done_where_nothing_is_missing() -> None:
+def test_nothing_is_done_if_nothing_is_missing() -> None:
     actions = Policy(seen()).act(seen())
     assert (actions.handshake, actions.asks, actions.resends, actions.work) == (0, {}, {}, False)
 
@@ -63,17 +63,17 @@ def test_nothing_is_done_where_nothing_is_missing() -> None:
         {"handshakes": [HERE, 0, 0], "met": False},
     ],
 )
-def test_who_has_more_to_say_is_asked_again_and_again(missing) -> None:
+def test_a_rank_that_has_more_to_say_is_asked_again_and_again(missing) -> None:
     policy = Policy(seen(**missing))
     assert [policy.act(seen(**missing)).handshake for _ in range(3)] == [1, 2, 3]
 
 
-def test_hubs_are_gone_on_with() -> None:
+def test_work_on_hubs_goes_on() -> None:
     assert Policy(seen()).act(seen(owed=3)).work
 
 
-def test_frames_are_asked_for_and_not_sent_again() -> None:
-    """However often, as long as there is no answer."""
+def test_without_an_answer_frames_are_asked_about_and_not_retransmitted() -> None:
+    """However often the rank asks."""
     wanting = seen(lacking=lacks({1: [3, 4, 9], 2: [7]}))
     policy = Policy(wanting)
     for _ in range(50):
@@ -81,7 +81,7 @@ def test_frames_are_asked_for_and_not_sent_again() -> None:
         assert (actions.asks, actions.resends) == ({1: [9], 2: [7]}, {})
 
 
-def test_what_two_answers_have_left_open_is_sent_again() -> None:
+def test_frames_that_two_answers_do_not_acknowledge_are_retransmitted() -> None:
     now = seen(lacking=lacks({1: [3, 4]}))
     policy, resent = Policy(now), []
     for turn in range(7):
@@ -92,7 +92,7 @@ def test_what_two_answers_have_left_open_is_sent_again() -> None:
     assert resent == [2, 4, 6]
 
 
-def test_an_answer_that_acknowledges_something_leaves_nothing_open() -> None:
+def test_nothing_is_retransmitted_while_answers_acknowledge_something() -> None:
     now = seen(lacking=lacks({1: [3, 4]}))
     policy = Policy(now)
     for turn in range(9):
@@ -100,7 +100,7 @@ def test_an_answer_that_acknowledges_something_leaves_nothing_open() -> None:
         now = heard(now, 1, answers=[0, turn + 1, 0], acked=[0, turn + 1, 0])
 
 
-def test_it_begins_anew_when_something_has_moved() -> None:
+def test_the_policy_starts_over_on_progress() -> None:
     waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     for _ in range(TRIES):
@@ -112,7 +112,7 @@ def test_it_begins_anew_when_something_has_moved() -> None:
     assert policy.act(moved).handshake == 1
 
 
-def test_who_has_not_been_heard_of_is_silent() -> None:
+def test_a_rank_that_has_not_been_heard_is_silent() -> None:
     waiting = seen(handshakes=[HERE, 0, 0])
     policy = Policy(waiting)
     policy.act(waiting)
@@ -122,29 +122,29 @@ def test_who_has_not_been_heard_of_is_silent() -> None:
     assert (verdict.silent, verdict.up) == ((1,), (Up(2, SEQ - 1, ()),))
 
 
-def test_who_is_up_says_whom_it_waits_for() -> None:
+def test_a_rank_that_is_up_says_which_ranks_it_waits_for() -> None:
     waiting = seen(received=[0, 1, 0], waits=[0, 0, 0b011])
     policy = Policy(waiting)
     assert policy.verdict(heard(waiting, 2)).up == (Up(2, SEQ, (0, 1)),)
 
 
-def test_those_that_wait_for_somebody_else_are_not_named() -> None:
-    """Rank 2 has entered, and sends nothing as rank 1 has not."""
+def test_ranks_that_wait_for_another_rank_are_not_blamed() -> None:
+    """Rank 2 has entered, but sends nothing because rank 1 has not entered."""
     waiting = seen(handshakes=[HERE, 0, HERE], received=[0, 0, 0])
     policy = Policy(waiting)
     assert policy.verdict(heard(waiting, 2)).silent == (1,)
     assert policy.verdict(heard(waiting, 2)).up == ()
 
 
-def test_who_does_not_acknowledge_is_named() -> None:
+def test_a_rank_that_does_not_acknowledge_is_blamed() -> None:
     waiting = seen(lacking=lacks({2: [5]}))
     assert Policy(waiting).verdict(heard(waiting, 1)).silent == (2,)
 
 
 @pytest.mark.parametrize("lost", [1, 5, TRIES - 1, TRIES, TRIES + 1])
 def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
-    """One answer that is lost, or some, say nothing: it may have died since, and it takes more
-    questions to tell.
+    """A few missing answers prove nothing, because answers get lost. Whether the rank has died
+    since takes more questions to find out.
     """
     waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
@@ -158,8 +158,8 @@ def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
     assert policy.verdict(heard(now, 1)).silent == ()
 
 
-def test_nobody_is_blamed_that_has_not_been_asked_often() -> None:
-    """Not even when the timeout is over: this rank may have been stopped all the time."""
+def test_no_rank_is_blamed_before_it_has_been_asked_often_enough() -> None:
+    """Not even after the timeout: this rank itself may have been stopped all the time."""
     waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     for _ in range(TRIES):
@@ -170,8 +170,8 @@ def test_nobody_is_blamed_that_has_not_been_asked_often() -> None:
     assert not policy.has_asked
 
 
-def test_who_is_up_and_waits_for_another_is_given_time_to_find_out_about_it() -> None:
-    """Rank 1 waits for rank 2, which rank 0 has nothing to do with."""
+def test_a_rank_that_waits_for_another_gets_time_to_find_out_about_it() -> None:
+    """Rank 1 waits for rank 2, with which rank 0 shares no frames."""
     waiting = seen(partners=[1], received=[0, 0, 0], waits=[0, 0b101, 0])
     policy = Policy(waiting)
     assert not policy.is_sure(heard(waiting, 1))
@@ -180,8 +180,10 @@ def test_who_is_up_and_waits_for_another_is_given_time_to_find_out_about_it() ->
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1, max_size=200))
-def test_questions_cover_all_frames_as_far_as_there_are_so_many(numbers) -> None:
-    """What an acknowledgement of each reaches, from the last frame backwards."""
+def test_questions_cover_all_frames_as_far_as_they_suffice(numbers) -> None:
+    """An acknowledgement of each frame asked about covers a range; together these reach from the
+    last frame backwards.
+    """
     ordered = sorted(numbers)
     asked = cover(ordered)
     reached = {

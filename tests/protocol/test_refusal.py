@@ -1,5 +1,5 @@
-"""Results with a correct sum and a wrong check: each rank that verifies them refuses them, and a
-later round replaces them.
+"""Results whose checksum is right and whose check is wrong: every rank that verifies them refuses
+them, and a later round replaces them.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from tests.support.protocol.network import Network, collectives
 
 
 def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
-    """All ranks hold all results, and none has looked at them. If ``wrong``, the first is not what
-    its check says, anywhere.
+    """A network in which all ranks hold all results and none has verified them. If ``wrong``, the
+    first result disagrees with its check on every rank.
     """
     todo = collectives(ranks, [total, total], words=2 * BLOCK // 8)
     network = Network(ranks, todo, window=total, chunk_bytes=2 * BLOCK, upstream=upstream)
@@ -45,8 +45,8 @@ def mark_verified(network: Network) -> None:
 
 
 def look(network: Network, index: int) -> None:
-    """One process verifies, and nacks what it refuses; all frames arrive before another process
-    verifies.
+    """Let one process verify its results and nack those that it refuses; deliver all frames before
+    another process verifies.
     """
     network.members[index].step()
     serve(network, index)
@@ -54,7 +54,7 @@ def look(network: Network, index: int) -> None:
 
 
 def refuse(network: Network, index: int, chunk: int) -> Frame:
-    """A rank refuses a result, whatever it is; what it sends."""
+    """Make a rank refuse a result, whether it is right or wrong; return what it sends."""
     network.members[index].process.refuse(chunk)
     serve(network, index)
     return network.in_flight.pop()
@@ -64,8 +64,8 @@ def refuse(network: Network, index: int, chunk: int) -> Frame:
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
-    """They look by turns: the first has reduce-scatter started over, and those that look later get
-    the new result as well.
+    """They verify one after the other: the first has reduce-scatter started over, and those that
+    verify later get the new result as well.
     """
     network = stored(ranks, 2 * ranks, wrong=True, upstream=upstream)
     for turn in range(ranks + 1):
@@ -96,10 +96,10 @@ def test_a_refusal_has_the_owner_start_over(upstream, asker):
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
-    """Two ranks refuse the same result: the reduce-scatter phase starts over once.
+    """Two ranks refuse the same result, but the reduce-scatter phase starts over only once.
 
-    A later nack comes from a rank that has not seen the new round: with `origin` it is answered
-    with it.
+    A later nack comes from a rank that has not seen the new round: with `origin` the owner answers
+    it with a frame of that round.
     """
     network = stored(3, 3, wrong=False, upstream=upstream)
     owner = network.members[0].rank
@@ -119,9 +119,9 @@ def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
 
 
 @pytest.mark.parametrize("upstream", [False, True])
-def test_who_has_looked_answers_a_refusal_with_its_result(upstream):
-    """What the owner has verified is good: no new sum is made, and the answer passes for one of the
-    next round.
+def test_a_rank_that_has_verified_its_result_answers_a_refusal_with_it(upstream):
+    """The owner's verified result is right, so no new sum is made, and the answer counts as one of
+    the next round.
     """
     network = stored(3, 3, wrong=False, upstream=upstream)
     holder, asker = network.members[0], network.members[1]
@@ -138,7 +138,7 @@ def test_who_has_looked_answers_a_refusal_with_its_result(upstream):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
-    """The sum goes on to the rank that lacks it. It may be as wrong as the refused one."""
+    """The new sum is forwarded to the rank that lacks it. It may be as wrong as the refused one."""
     network = stored(3, 3, wrong=False, upstream=True)
     last = network.members[2]
     last.step()
@@ -156,9 +156,9 @@ def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
     network.run()
 
 
-def test_origin_a_verified_result_takes_a_new_sum_s_place():
-    """Where reduce-scatter ends: all that lack the result get it from there, however the sum that
-    has come is spoilt.
+def test_origin_a_verified_result_replaces_a_new_sum():
+    """At the last rank of reduce-scatter: all ranks that lack the result get the verified one from
+    there, however damaged the arriving sum is.
     """
     network = stored(3, 3, wrong=False, upstream=False)
     last = network.members[2]
@@ -186,7 +186,7 @@ def test_a_result_that_nobody_has_verified_gives_way_to_one_of_a_later_round():
 
 
 def test_a_result_that_is_not_there_any_more_is_not_refused():
-    """A later round has replaced it meanwhile, or it is refused already."""
+    """A later round has replaced it in the meantime, or it is already refused."""
     network = stored(2, 2, wrong=False, upstream=True)
     process, rank = network.members[0].process, network.members[0].rank
     process.refuse(0)
@@ -195,9 +195,9 @@ def test_a_result_that_is_not_there_any_more_is_not_refused():
     assert [wr.kind for wr in rank.sq] == [WrKind.RESTART]
 
 
-def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verified_its_own():
-    """A result is refused, reduce-scatter starts over and is damaged; the owner has looked
-    meanwhile: no third sum.
+def test_a_rank_that_made_a_wrong_sum_gets_a_right_one_from_a_rank_that_has_verified_its_own():
+    """A result is refused, and reduce-scatter starts over and is damaged. Because the owner has
+    verified its result in the meantime, no third sum is needed.
     """
     network = stored(3, 3, wrong=False, upstream=True)
     owner, refusing, last = network.members

@@ -1,5 +1,5 @@
-"""The protocol itself, on `testbed.protocol`: whatever the network does, every rank ends with the
-exact sum.
+"""The protocol itself, as `testbed.protocol` models it: whatever the network does, every rank ends
+with the exact sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,8 +51,8 @@ def test_any_interleaving_ends_with_the_exact_sum(
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16, 31, 32])
 @pytest.mark.parametrize("total", [1, 2, 33])
 def test_tokens_are_conserved_without_faults(ranks, total):
-    """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame
-    more.
+    """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in total, and here not one
+    frame more.
     """
     window = 2
     network = Network(ranks, collectives(ranks, [total, total]), window=window, retransmit_slots=64)
@@ -79,8 +79,8 @@ def test_tokens_are_conserved_without_faults(ranks, total):
 
 
 class Lanes(Network):
-    """A network whose ranks have two CPUs each: frames of one stream come in order, those of
-    different streams in any.
+    """A network whose ranks have two CPUs each: frames of one stream arrive in order, those of
+    different streams in any order.
     """
 
     def __init__(self, ranks: int, todo: Sequence[Collective]) -> None:
@@ -90,7 +90,7 @@ class Lanes(Network):
             self.members[index] = Member(rank, member.process.window, todo)
 
     def deliver(self, index: int = 0) -> None:
-        """The oldest frame of the stream of the frame at ``index``."""
+        """Deliver the oldest frame of the stream that the frame at ``index`` belongs to."""
         ways = [(frame.source, frame.destination, frame.header.stream) for frame in self.in_flight]
         frame = self.in_flight.pop(ways.index(ways[index]))
         rank = self.members[frame.header.receiver].rank
@@ -109,8 +109,8 @@ class Lanes(Network):
     totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
 def test_reordering_between_streams_costs_no_frame(ranks, order, totals):
-    """Also with ranks that start late: what comes early waits, nothing is taken for lost, no timer
-    is needed.
+    """Also with ranks that start late: early frames wait, none is considered lost, and no timer is
+    needed.
     """
     network = Lanes(ranks, collectives(ranks, totals))
     for index in order:
@@ -141,8 +141,8 @@ def test_a_late_rank_finds_early_frames():
     assert network.total("resent") == 0
 
 
-def test_early_buffer_lets_go_of_past_sequence_numbers():
-    """A duplicate that came early and was never replayed does not take its slot for good."""
+def test_early_buffer_frees_slots_of_past_sequence_numbers():
+    """A duplicate that arrived early and was never replayed does not occupy its slot forever."""
     rank = Rank(config(1, 2))
     process = Process(rank, 1)
     sender = Process(early := Rank(config(0, 2)), 1)
@@ -158,8 +158,8 @@ def test_early_buffer_lets_go_of_past_sequence_numbers():
     assert rank.early_frames[0] is None
 
 
-def test_every_frame_lost_once_is_recovered_from():
-    """One loss at each place of a collective in turn: the rest is delivered in order."""
+def test_the_loss_of_any_single_frame_is_recovered():
+    """Each frame of a collective is lost in turn; all others are delivered in order."""
     lossless = Network(3, collectives(3, [5]))
     lossless.run()
     for place in range(lossless.total("sent")):
@@ -181,7 +181,7 @@ def test_every_frame_lost_once_is_recovered_from():
 
 
 def losing(network: Network, lost: Callable[[Frame], bool]) -> list[Frame]:
-    """Have frames get lost; returns the list of all that are sent from now on, as they are sent."""
+    """Drop frames from now on; return a list to which every frame sent from now on is appended."""
     emit, sent = network.emit, []
 
     def lossy(frame):
@@ -200,9 +200,9 @@ def way(frame: Frame) -> tuple[int, int]:
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
-def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstream):
-    """One loss at each place in turn: if another frame follows on its stream, the programs alone
-    ask for it.
+def test_losses_that_later_frames_show_are_repaired_without_a_timer(ranks, upstream):
+    """Each frame is lost in turn: if another frame follows on its stream, the programs request it
+    by themselves.
     """
     todo = collectives(ranks, [4 * ranks])
     lossless = Network(ranks, todo)
@@ -228,7 +228,7 @@ def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstrea
 
 
 @pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
-def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(reorder_threshold):
+def test_a_missing_frame_is_nacked_once_enough_later_ones_have_arrived(reorder_threshold):
     network = Network(
         2, collectives(2, [16]), window=8, reorder_threshold=reorder_threshold, nack_holdoff_us=5000
     )
@@ -247,14 +247,14 @@ def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(reorder_t
     assert [frame.header.chunk for frame in sent] == list(range(0, 16, 2))
     for come in range(reorder_threshold + 1):
         assert not any(frame.header.kind == Kind.NACK for frame in sent), come
-        network.deliver()  # the first was sent before the one that is lost
+        network.deliver()  # the first one was sent before the lost one
     requests = [frame for frame in sent if frame.header.kind == Kind.NACK]
     assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [
         (2, 0, (1, 0))
     ]
 
 
-def test_without_a_reorder_threshold_only_the_timer_asks():
+def test_without_a_reorder_threshold_only_the_timer_nacks():
     network = Network(3, collectives(3, [9]), reorder_threshold=0)
     sent = losing(
         network,
@@ -263,19 +263,19 @@ def test_without_a_reorder_threshold_only_the_timer_asks():
     with pytest.raises(AssertionError):
         network.run(timers=False, rounds=20)
     assert not any(frame.header.kind == Kind.NACK for frame in sent)
-    assert network.total("lost") > 0  # it is known, and nobody is asked
+    assert network.total("lost") > 0  # the loss is known, but not nacked
     network.run()
 
 
 def note_losses(network: Network) -> None:
-    """All ranks have seen losses a moment ago, so that they save partial sums."""
+    """Make all ranks see recent losses, so that they save partial sums."""
     for member in network.members:
         member.rank.lossy = member.rank.seq or 1
 
 
 def test_upstream_nothing_is_saved_without_losses():
-    """The first partial sum to be lost costs its chunk another round, whose partial sums all ranks
-    save.
+    """The first partial sum that is lost costs its chunk another round, whose partial sums all
+    ranks save.
     """
     network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
@@ -307,11 +307,11 @@ def test_upstream_nothing_is_saved_without_losses():
 
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
 def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
-    """The rank before answers with the frame that was lost, as another attempt: one request, one
-    answer, all else as it was.
+    """The preceding rank answers with the lost frame, as another attempt: one request, one answer,
+    everything else unchanged.
 
-    Of the all-gather phase that is the result, of the reduce-scatter phase the partial sum that the
-    rank before keeps.
+    In the all-gather phase this frame is the result, in the reduce-scatter phase the partial sum
+    that the preceding rank has kept.
     """
     network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
@@ -349,7 +349,7 @@ def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
 
 
 def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
-    """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner
+    """The partial sum was evicted from its slot or never had one: the preceding rank asks the owner
     for another round.
     """
     network = Network(4, collectives(4, [4 * 8]), retransmit_slots=1, nack_holdoff_us=5000)
@@ -379,8 +379,8 @@ def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_tokens_whose_last_frame_is_lost_go_on(upstream):
-    """The last all-gather hop is lost, each time once: the answer becomes the next chunk in its
-    place, none twice.
+    """The last all-gather hop of each chunk is lost once: the answer becomes the next chunk in its
+    place, and no chunk is launched twice.
     """
     network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
     lost = set()
@@ -406,8 +406,8 @@ def test_tokens_whose_last_frame_is_lost_go_on(upstream):
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_last_frame_of_a_stream_is_found_by_a_probe(ranks, upstream):
-    """Nothing follows it: the answer to a probe, which travels on the stream behind
-    it, names it.
+    """Nothing follows the last frame; the answer to a probe travels on the same stream behind it
+    and names it.
     """
     todo = collectives(ranks, [ranks])
     lossless = Network(ranks, todo)
@@ -438,9 +438,11 @@ def test_the_last_frame_of_a_stream_is_found_by_a_probe(ranks, upstream):
     ("kind", "to"), [(Kind.REDUCE, 2), (Kind.REDUCE, 1), (Kind.RESULT, 0), (Kind.RESULT, 1)]
 )
 @pytest.mark.parametrize("round_", [0, 3])
-def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, kind, to, round_):
-    """A program has read what it goes by, and the process goes on, and the next result is there,
-    before it acts.
+def test_a_program_held_up_since_the_previous_collective_changes_nothing(
+    upstream, kind, to, round_
+):
+    """Between a program's reading of its state and its action, the process enters the next
+    collective and that one's result arrives.
     """
     todo = collectives(3, [3, 3])
     network = Network(3, todo, upstream=upstream)
@@ -476,7 +478,7 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
     np.testing.assert_array_equal(rank.results[chunk], before[3])
 
 
-def test_sequence_numbers_wrap_past_none_and_change_parity():
+def test_sequence_numbers_skip_0_and_1_when_they_wrap_and_alternate_in_parity():
     numbers = [NEWEST - 1]
     for _ in range(4):
         numbers.append(seq_after(numbers[-1]))

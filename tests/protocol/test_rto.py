@@ -22,8 +22,8 @@ def test_first_sample() -> None:
 
 
 def test_later_samples() -> None:
-    """(2.3) RTTVAR takes a quarter of the new deviation before SRTT takes an eighth of the new
-    sample.
+    """(2.3) RTTVAR is updated with a quarter of the new deviation, before SRTT with an eighth of
+    the new sample.
     """
     timer = unbounded()
     timer.sample(0.1)
@@ -33,7 +33,7 @@ def test_later_samples() -> None:
     assert timer.timeout == pytest.approx(timer.smoothed + 4 * timer.variation)
 
 
-def test_backs_off_until_something_comes() -> None:
+def test_the_timer_backs_off_until_something_arrives() -> None:
     """(5.5) The timer doubles when it expires."""
     timer = unbounded()
     timer.sample(0.1)
@@ -47,8 +47,8 @@ def test_backs_off_until_something_comes() -> None:
     assert timer.timeout == pytest.approx(first)
 
 
-def test_a_spread_of_round_trips_is_waited_for() -> None:
-    """A sample that stands for many must not hide the slowest of them."""
+def test_the_timer_covers_the_spread_of_round_trips() -> None:
+    """A sample that represents many round trips must not hide the slowest of them."""
     timer = unbounded()
     timer.sample(0.1, spread=2.0)
     assert timer.timeout >= 0.1 + 2.0
@@ -65,7 +65,7 @@ def test_bounds_hold(rtts, expiries) -> None:
 
 
 @given(RTTS)
-def test_steady_round_trips_settle_on_themselves(rtt) -> None:
+def test_with_steady_round_trips_the_timer_converges(rtt) -> None:
     timer = unbounded()
     for _ in range(200):
         timer.sample(rtt)

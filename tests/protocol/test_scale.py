@@ -22,8 +22,8 @@ def test_holds_within_the_slack_and_never_below(exponent, seen) -> None:
 
 
 @given(st.lists(EXPONENTS, min_size=1, max_size=100))
-def test_the_second_try_always_holds(history) -> None:
-    """A collective is done again at most once: what it has shown is what it is done with."""
+def test_the_second_attempt_always_holds(history) -> None:
+    """A collective is repeated at most once, with the exponent that the first attempt has shown."""
     guess = ScaleGuess()
     for seen in history:
         if not guess.holds(seen):
@@ -34,12 +34,14 @@ def test_the_second_try_always_holds(history) -> None:
 
 @given(st.integers(-100, 100), st.integers(1, SLACK))
 def test_jitter_below_costs_nothing_until_patience_ends(exponent, below) -> None:
-    """The guess is lowered to the highest of a whole run of calm ones, not to the last."""
+    """The guess is lowered to the highest exponent of a whole run of smaller ones, not to the last
+    one.
+    """
     guess = ScaleGuess(exponent)
     for _ in range(PATIENCE - 1):
         guess.learn(exponent - below)
     assert guess.exponent == exponent
-    guess.learn(exponent)  # one that needs the guess starts the run anew
+    guess.learn(exponent)  # an exponent that needs the guess restarts the run
     for turn in range(PATIENCE):
         assert guess.exponent == exponent
         guess.learn(exponent - SLACK if turn % 2 else exponent - 1)

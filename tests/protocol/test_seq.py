@@ -16,7 +16,7 @@ def test_neighbours_differ_in_their_lowest_bit() -> None:
 
 
 @given(st.integers(2, NEWEST), st.integers(1, (1 << 31) - 3))
-def test_what_comes_before_what(seq, steps) -> None:
+def test_the_order_of_sequence_numbers(seq, steps) -> None:
     later = seq + steps if seq + steps <= NEWEST else seq + steps - NEWEST + 1
     assert is_before(seq, later)
     assert not is_before(later, seq)
@@ -32,8 +32,6 @@ def test_forgetting_comes_at_each_quarter(quarter) -> None:
 
 @given(st.integers(0, NEWEST), st.integers(0, NEWEST))
 def test_nothing_that_is_kept_is_half_the_range_old(kept, now) -> None:
-    """What was last used in `kept` is looked through before it is as old as that: at the quarter
-    after it.
-    """
+    """State last used in `kept` is scanned before it is half the range old: at the next quarter."""
     if not must_forget(kept, now):
         assert abs(now - kept) < QUARTER

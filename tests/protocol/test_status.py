@@ -33,7 +33,7 @@ RANKS = st.lists(
 
 
 def summed(statuses: list[bytes]) -> bytes:
-    """Words modulo 2**64, whatever width lanes have."""
+    """Words modulo 2**64, whatever the width of lanes."""
     total = sum(np.frombuffer(status, np.uint64) for status in statuses)
     return bytes(total.tobytes())
 
@@ -58,7 +58,7 @@ def test_sums_tell_maximum_and_every_fault(ranks) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_sum_of_too_few_is_refused(missing) -> None:
+def test_a_sum_over_too_few_ranks_is_refused(missing) -> None:
     statuses = [encode(3, rank, 0, 0) for rank in range(3 - missing)]
     if not missing:
         statuses.append(encode(3, 0, 5, 0))
@@ -66,7 +66,7 @@ def test_a_sum_of_too_few_is_refused(missing) -> None:
         decode(3, summed(statuses))
 
 
-def test_tensors_of_other_sizes_or_lanes_are_others() -> None:
+def test_tensors_of_other_sizes_or_lanes_are_told_apart() -> None:
     assert len({identity_of(size, bits) for size in (0, 1, 256, 1 << 33) for bits in (16, 32)}) == 8
     assert describe(identity_of(101_402, 16)) == "101402 elements in int16"
 
@@ -79,6 +79,6 @@ def test_inspect_names_the_first_value_that_is_not_finite() -> None:
 
 
 @given(st.lists(st.floats(width=32), max_size=20))
-def test_finite_absmax_leaves_the_others_out(values) -> None:
+def test_finite_absmax_ignores_nonfinite_values(values) -> None:
     finite = [abs(value) for value in values if np.isfinite(value)]
     assert finite_absmax(np.array(values, np.float32)) == max(finite, default=0.0)

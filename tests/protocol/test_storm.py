@@ -1,4 +1,4 @@
-"""Many chunks under heavy random faults, deeper than any exploration gets: the collective still
+"""Many chunks under heavy random faults, deeper than any exploration can go: the collective still
 ends with the exact sum.
 """
 
@@ -17,8 +17,8 @@ WORDS = 8
 class Storm:
     """Faults for every frame, drawn from a seed.
 
-    :param lose: Probability that a frame is lost; a third of that each that it is duplicated or
-        late.
+    :param lose: Probability that a frame is lost; the probabilities that it is duplicated or late
+        are a third of it each.
     :param spoil: Probability that a frame with data gets errors that cancel out in its sum.
     """
 
@@ -75,7 +75,7 @@ class Storm:
 @pytest.mark.parametrize(
     ("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)]
 )
-def test_it_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
+def test_a_storm_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
     todo = collectives(ranks, [3 * ranks, 2 * ranks], words=WORDS, seed=seed)
     network = Network(
         ranks, todo, window=3, nack_holdoff_us=50, upstream=upstream, retransmit_slots=4
@@ -86,7 +86,7 @@ def test_it_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
 
 
 class VerifiesLate(Process):
-    """The process verifies no result before all are stored."""
+    """A process that verifies no result before all are stored."""
 
     def _verify_early(self, end: int) -> None:
         pass

@@ -1,6 +1,4 @@
-"""Frames to bytes and back, against bytes written down by hand and against scapy's idea of the
-lower layers.
-"""
+"""Frames to bytes and back, against bytes written by hand and against scapy's lower layers."""
 
 from dataclasses import asdict, fields, replace
 
@@ -101,7 +99,7 @@ def test_what_is_encoded_is_decoded(header, payload, source, destination, traile
 
 @given(HEADERS, WORDS, ENDPOINTS, ENDPOINTS)
 def test_scapy_builds_and_dissects_the_same_bytes(header, payload, source, destination) -> None:
-    """An independent codec, which also computes the IPv4 checksum and the lengths by itself."""
+    """scapy is an independent codec, which computes the IPv4 checksum and the lengths itself."""
     header.length = 8 * payload.size
     data = encode(Frame(header, payload, source, destination))
     said = asdict(header)
@@ -131,7 +129,7 @@ SEALED = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDT
 
 
 def test_the_seal_covers_every_field_but_the_checksum_and_the_version() -> None:
-    """Frames of another version are refused before anything else is looked at."""
+    """Frames of another version are refused before any other field is read."""
     assert {*SEALED, "checksum", "version"} == {field.name for field in fields(Header)}
 
 
@@ -144,7 +142,7 @@ def test_a_flipped_bit_breaks_the_seal(header, field, bit) -> None:
 
 
 @pytest.mark.parametrize("length", range(FRAME_BYTES))
-def test_cut_headers_are_no_frame(length) -> None:
+def test_truncated_headers_are_no_frame(length) -> None:
     assert decode(encode(FRAME)[:length]) is None
 
 
@@ -166,7 +164,7 @@ def test_other_protocols_are_no_frame(what, offset) -> None:
 
 @given(WORDS, WORDS)
 def test_checksums_add_up(one, other) -> None:
-    """What lets a rank update the checksum without reading the payload twice."""
+    """This lets a rank update the checksum without reading the payload twice."""
     size = min(one.size, other.size)
     added = checksum(one[:size]) + checksum(other[:size])
     assert checksum(one[:size] + other[:size]) == added % 2**64
@@ -174,7 +172,7 @@ def test_checksums_add_up(one, other) -> None:
 
 @given(ENDPOINTS, ENDPOINTS)
 def test_ip_sum_is_never_zero(one, other) -> None:
-    """So that the kernel's one fold of sum and length yields the check of RFC 1071, without
+    """Hence the kernel's single fold of sum and length yields the checksum of RFC 1071, without
     negative zeros.
     """
     assert 0 < ip_sum(one.ip, other.ip) <= 0xFFFF

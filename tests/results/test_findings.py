@@ -1,4 +1,4 @@
-"""Findings for the manifest: what is kept, for how long, and what is always tried."""
+"""Findings for the manifest: which are kept, for how long, and which are always tried again."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_software_that_was_found_is_tried_once(tried: list[str], tmp_path: Path) -> None:
+def test_software_that_was_found_is_probed_once(tried: list[str], tmp_path: Path) -> None:
     first = findings({"torch": "2"}, tmp_path)
     assert tried == list(PROBES)
     tried.clear()
@@ -35,7 +35,7 @@ def test_software_that_was_found_is_tried_once(tried: list[str], tmp_path: Path)
     assert json.loads(json.dumps(first)) == first
 
 
-def test_other_versions_are_tried_anew(tried: list[str], tmp_path: Path) -> None:
+def test_other_versions_are_probed_again(tried: list[str], tmp_path: Path) -> None:
     findings({"torch": "2"}, tmp_path)
     tried.clear()
     findings({"torch": "3"}, tmp_path)
@@ -43,13 +43,15 @@ def test_other_versions_are_tried_anew(tried: list[str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"key": 1}'])
-def test_what_cannot_be_read_is_tried(tried: list[str], tmp_path: Path, content: str) -> None:
+def test_findings_that_cannot_be_read_are_probed_again(
+    tried: list[str], tmp_path: Path, content: str
+) -> None:
     (tmp_path / "findings.json").write_text(content)
     findings({}, tmp_path)
     assert tried == list(PROBES)
 
 
-def test_where_nothing_can_be_kept_all_is_tried(tried: list[str], tmp_path: Path) -> None:
+def test_everything_is_probed_if_nothing_can_be_kept(tried: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for _ in range(2):
         findings({}, tmp_path / "file")

@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time, and a previous run stays until the new one
+"""The folder of a run: only one run at a time uses it, and a previous run stays until the new one
 is complete.
 """
 
@@ -20,7 +20,7 @@ BUSY = "another run is being written there: choose another folder"
 
 
 def fill(taken: RunFolder, mark: str) -> None:
-    """Write what a run writes."""
+    """Write the files of a run."""
     taken.write_manifest({"mark": mark})
     for name in ("results.parquet", "report.html"):
         taken.write(name, lambda place: place.write_text(mark))
@@ -38,7 +38,7 @@ def fail_to_replace(out: Path, mark: str, error: TestbedError, publish: bool = F
 
 
 def mark_of(path: Path) -> set[str]:
-    """The runs that files are of."""
+    """The runs to which the files belong."""
     texts = [
         (path / name).read_text() for name in ("results.parquet", "report.html", "figures/loss.png")
     ]
@@ -47,7 +47,7 @@ def mark_of(path: Path) -> set[str]:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A previous run, and files beside it that are no run's."""
+    """A previous run, and files next to it that belong to no run."""
     path = tmp_path / "run"
     with RunFolder(path) as taken:
         fill(taken, "old")
@@ -58,7 +58,7 @@ def out(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_new_folder_is_one_runs_alone(tmp_path: Path) -> None:
+def test_a_new_folder_belongs_to_one_run_only(tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to(tmp_path / "new")
     with RunFolder(tmp_path / "new"):
         for name in ("new", "alias"):
@@ -71,7 +71,7 @@ def test_a_new_folder_is_one_runs_alone(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_is_replaced_is_one_runs_alone(out: Path) -> None:
+def test_a_replaced_folder_belongs_to_one_run_only(out: Path) -> None:
     with RunFolder(out, overwrite=True) as taken:
         fill(taken, "new")
         with pytest.raises(SpecError, match=BUSY):
@@ -99,7 +99,7 @@ sys.stdin.readline()
 """
 
 
-def test_of_many_at_once_one_gets_it_and_a_kill_gives_it_back(tmp_path: Path) -> None:
+def test_one_of_many_runs_gets_the_folder_and_a_kill_releases_it(tmp_path: Path) -> None:
     out = tmp_path / "new"
     command = [sys.executable, "-c", HOLDER, str(out)]
     runs = [
@@ -145,9 +145,7 @@ def test_a_previous_run_is_replaced_only_when_asked(out: Path) -> None:
 def test_a_previous_run_stays_until_the_new_one_is_complete(
     out: Path, flag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        folder, "RENAME_EXCHANGE", flag
-    )  # the kernel refuses flags that there are not
+    monkeypatch.setattr(folder, "RENAME_EXCHANGE", flag)  # the kernel refuses unknown flags
     out.chmod(0o750)
     with RunFolder(out, overwrite=True) as taken:
         assert taken.path == out.with_name("run.partial")
@@ -187,13 +185,13 @@ def test_readers_see_a_whole_run_at_any_time(out: Path) -> None:
     writer.start()
     looks = 0
     while not done.is_set():
-        here = os.open(out, os.O_RDONLY | os.O_DIRECTORY)  # whichever run it is now
+        here = os.open(out, os.O_RDONLY | os.O_DIRECTORY)  # whichever run it currently is
         try:
             files = [
                 os.open(name, os.O_RDONLY, dir_fd=here)
                 for name in ("manifest.json", "results.parquet")
             ]
-        except FileNotFoundError:  # it has been replaced since, and removed
+        except FileNotFoundError:  # it has since been replaced and removed
             assert not os.path.samestat(os.fstat(here), os.stat(out))
         else:
             for file in files:
@@ -208,7 +206,7 @@ def test_readers_see_a_whole_run_at_any_time(out: Path) -> None:
 def test_a_run_that_fails_leaves_the_previous_one_and_says_where_its_own_results_are(
     out: Path,
 ) -> None:
-    for name in ("run.partial", "run.partial-2"):  # nothing of a run that failed is lost either
+    for name in ("run.partial", "run.partial-2"):  # nothing of a failed run is lost either
         with pytest.raises(TestbedError) as failed:
             fail_to_replace(out, name, TestbedError("worker h2 exited with 1"))
         partial = out.with_name(name)

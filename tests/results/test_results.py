@@ -70,7 +70,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
-def test_loading_what_is_no_run(tmp_path: Path) -> None:
+def test_loading_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"is not the folder of a finished run: .*manifest\.json is missing"
     ):
@@ -81,7 +81,7 @@ def test_loading_what_is_no_run(tmp_path: Path) -> None:
             load_run(tmp_path)
 
 
-def test_circumstances_are_this_machines() -> None:
+def test_the_environment_is_this_machines() -> None:
     assert cpu_model()
     assert versions()["numpy"]
     commit = git_commit()
@@ -89,7 +89,7 @@ def test_circumstances_are_this_machines() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
 
 
-def test_a_run_that_failed_is_no_finished_one(tmp_path: Path) -> None:
+def test_a_failed_run_is_not_a_finished_one(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder:
         folder.write_manifest({"scenario": SCENARIO, "status": "failed"})
         filled().write(folder)
@@ -131,8 +131,8 @@ except StorageError as error:
 
 
 @pytest.mark.kernel
-def test_a_disk_that_gets_full(tmp_path: Path) -> None:
-    # A mount namespace of its own: the small disk goes with the process.
+def test_a_disk_that_fills_up_is_an_error(tmp_path: Path) -> None:
+    # A separate mount namespace: the small disk disappears with the process.
     mounted = 'mount -t tmpfs -o size=256k none "$2" && exec "$0" -c "$1" "$2"'
     command = ["unshare", "--mount", "sh", "-c", mounted, sys.executable, FULL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -61,7 +61,7 @@ def test_backends_train_the_same_model(tmp_path: Path) -> None:
     for backend in run.backends:
         rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         last = rows[rows["epoch"] == 1].set_index("metric")["value"]
-        assert last["steps"] == 4  # 154 training vertices over 3 ranks, 16 a batch
+        assert last["steps"] == 4  # 154 training vertices on 3 ranks, 16 per batch
         assert last["packets"] > 0
         assert (
             last["wire_bytes"] > 4 * run.manifest["parameters"]

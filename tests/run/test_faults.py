@@ -58,7 +58,7 @@ def losses(run: Run, backend: str) -> list[float]:
     return found
 
 
-def test_all_backends_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
+def test_faults_hit_all_backends_and_change_no_model(tmp_path: Path) -> None:
     faults = (
         "drop p=0.02",
         "pause host=h3 for=20ms",
@@ -83,7 +83,9 @@ def test_all_backends_meet_the_faults_and_train_the_same(tmp_path: Path) -> None
         assert set(zip(doubled["sender"], doubled["receiver"], strict=True)) == {("h1", "h2")}
     assert run.metric("fault_log_lost")["value"].sum() == 0
     events = run.metric("fault_events")
-    assert events["value"].tolist() == [1.0, 0.0] * 4  # backends and epochs: the kill was for later
+    assert (
+        events["value"].tolist() == [1.0, 0.0] * 4
+    )  # per backend and epoch: the kill was scheduled for later
     assert events["fault"].unique().tolist() == ["pause host=h3 for=20ms", "kill host=h2 at=300s"]
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
@@ -99,7 +101,9 @@ def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
     assert load_run(out).metric("faults_fired").empty
 
 
-def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Path) -> None:
+def test_the_death_of_a_host_ends_the_run_with_an_error_that_names_it_and_a_log(
+    tmp_path: Path,
+) -> None:
     scenario = faulty("kill host=h2 at=1ms", "drop p=0.1", training={"epochs": 50})
     with pytest.raises(TestbedError) as death:
         run_scenario(scenario, tmp_path / "run", quiet=True)
@@ -117,7 +121,7 @@ def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["attach", "timeline"])
-def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
+def test_an_interrupt_while_faults_come_into_force_ends_the_run_cleanly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     interrupted: list[str] = []

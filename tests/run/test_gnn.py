@@ -1,5 +1,5 @@
-"""Full-graph training end to end: hosts, exchanges, training, results, report; against one process
-with the whole graph.
+"""Full-graph training end to end: hosts, exchanges, training, results, report; compared with one
+process that has the whole graph.
 """
 
 from pathlib import Path
@@ -42,8 +42,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def single_process(scenario: Scenario) -> tuple[list[float], float]:
-    """Train in this process; return the loss of each epoch, and the test accuracy
-    after the last.
+    """Train in this process; return the loss of each epoch, and the test accuracy after the last
+    one.
     """
     graph = GraphData.load(scenario.dataset.prepare())
     part = make_part(graph, np.zeros(graph.num_vertices, np.int32), 0, 1)
@@ -60,8 +60,8 @@ def values(run: Run, metric: str, backend: str) -> list[float]:
 
 
 @pytest.mark.net
-def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
-    """For 50 epochs: loss within 1e-3 at each, test accuracy within half a point."""
+def test_every_exchange_trains_like_one_process(tmp_path: Path) -> None:
+    """For 50 epochs: the loss within 1e-3 in each, the test accuracy within half a point."""
     exchange = {"backends": ["pinch", "tcp-pull", "tcp-push", "gloo"], "turn": 25}
     scenario = tiny(exchange=exchange, dataset={"scale": 10}, training={"epochs": 50})
     run = load_run(
@@ -102,7 +102,7 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
-def test_faults_meet_every_turn(tmp_path: Path) -> None:
+def test_faults_hit_every_turn(tmp_path: Path) -> None:
     table = tiny(exchange={"backends": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(
         mode="json"
     )
@@ -129,7 +129,7 @@ def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> No
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
     np.testing.assert_allclose(values(run, "loss", "pinch"), single_process(scenario)[0], atol=1e-5)
     hits = run.metric("cache_hits").groupby("epoch")["value"].sum()
-    assert (hits[1:] > hits[0]).all()  # at first only zeros need not be sent
+    assert (hits[1:] > hits[0]).all()  # in the first epoch only zeros need not be sent
     assert (run.metric("bytes_saved")["unit"] == "B").all()
 
 
@@ -142,7 +142,7 @@ def test_embeddings_that_are_too_long(tmp_path: Path) -> None:
         run_scenario(scenario, tmp_path / "run", quiet=True)
 
 
-def test_graph_that_cannot_be_dealt_out(tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_partitioned_is_refused(tmp_path: Path) -> None:
     scenario = tiny(
         fabric={"hosts": 12},
         dataset={"scale": 4, "train_fraction": 0.8},

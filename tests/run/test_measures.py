@@ -1,4 +1,4 @@
-"""From ranks' results to rows: which rank waited for which, and equal weights."""
+"""From ranks' results to rows: which rank has waited for which, and whether weights are equal."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def result(**changes: Any) -> EpochResult:
     return EpochResult(**{**fields, **changes})
 
 
-def test_late_ranks_are_told_from_slow_exchange() -> None:
+def test_late_ranks_are_distinguished_from_a_slow_exchange() -> None:
     table = Table(
         parse_scenario({"scenario": {"name": "m"}, "dataset": {"name": "synthetic"}}).model_dump(
             mode="json"
@@ -48,7 +48,7 @@ def test_late_ranks_are_told_from_slow_exchange() -> None:
     record_epoch(table, Turn(0, "gloo", 3), [result(), late])
     frame = table.frame()
     ranks = frame[frame["rank"].notna()].pivot_table(index="rank", columns="metric", values="value")
-    # The second rank comes last to both steps: the first waits 2 s and 1 s for it.
+    # The second rank is last in both steps: the first waits 2 s and 1 s for it.
     assert ranks["straggler_time"].tolist() == [3.0, 0.0]
     assert ranks["exchange_time"].tolist() == [5.0, 3.0]
     together = frame[frame["rank"].isna()].set_index("metric")["value"]

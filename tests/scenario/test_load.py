@@ -41,7 +41,7 @@ def test_full_graph_training_has_keys_of_its_own() -> None:
     assert "exchange" not in parse_scenario(LEAST).model_dump()
 
 
-def test_the_workload_alone_says_what_is_run() -> None:
+def test_only_the_workload_says_what_is_run() -> None:
     named = parse_scenario({**LEAST, "scenario": {"name": "least", "workload": "gnn"}})
     assert named == parse_scenario({**LEAST, "exchange": {}})
     assert (named.workload.table, named.backends[0]) == ("exchange", "pinch")
@@ -61,13 +61,13 @@ def test_override_parses_toml_and_bare_words() -> None:
     assert table["training"] == {"epochs": 2, "learning_rate": 0.5}
     assert table["fabric"]["switch"] == "bridge"
     assert table["collective"]["backends"] == ["gloo"]
-    assert "training" not in LEAST  # the given table is left alone
+    assert "training" not in LEAST  # the given table is unchanged
 
 
 @pytest.mark.parametrize(
     "setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2", "faults"]
 )
-def test_override_of_another_form_is_refused(setting: str) -> None:
+def test_a_malformed_override_is_refused(setting: str) -> None:
     with pytest.raises(SpecError, match=r"must be table\.key=value"):
         override(LEAST, [setting])
 

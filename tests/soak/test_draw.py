@@ -1,4 +1,4 @@
-"""Scenarios are functions of seed and number, and each can be run."""
+"""Scenarios are functions of seed and number, and every one can be run."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ def test_a_scenario_depends_on_seed_and_number_alone(seed, number):
 
 
 @given(seed=numbers, number=numbers)
-def test_what_is_drawn_can_be_played(seed, number):
+def test_every_drawn_scenario_can_be_played(seed, number):
     scenario = draw(seed, number)
     plan = scenario.shape.plan()
     faults = [parse_fault(fault) for fault in scenario.faults]
@@ -91,7 +91,7 @@ def test_the_whole_space_is_drawn():
 
 
 @pytest.mark.deep
-def test_floods_meet_both_systems_on_both_switches():
+def test_floods_occur_with_both_systems_on_both_switches():
     met = Counter(
         (scenario.system, scenario.shape.switch)
         for scenario in (draw(1, number) for number in range(2000))
@@ -114,5 +114,5 @@ def test_inputs_are_repeatable_and_differ():
 
 
 @pytest.mark.parametrize("number", [0, 42])
-def test_the_command_that_plays_it_again(number):
+def test_a_scenario_names_the_command_that_plays_it_again(number):
     assert replay_command(7, number) == f"testbed soak --seed 7 --only {number}"

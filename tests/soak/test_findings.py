@@ -1,4 +1,4 @@
-"""Which ranks an error accuses: those that it calls silent, not those that it says are up."""
+"""Which ranks an error blames: those that it calls silent, not those that it says are up."""
 
 import pytest
 
@@ -53,5 +53,5 @@ BEHIND = "(all-reduce 7: 3 of 9 chunks after 10.2 s)"
         ("tcp-ring: rank 0 (h1): rank 2 (h3) has closed its connection or died", {"h3"}),
     ],
 )
-def test_who_is_accused(error, names):
+def test_an_error_blames_silent_ranks(error, names):
     assert accused(error) == names

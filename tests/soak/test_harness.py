@@ -13,7 +13,7 @@ SCENARIO = Scenario(1, 0, SHAPE, "xdp-ring", (GROUP,), faults=(), ending="whole"
 
 
 class Clock:
-    """Workers that note the time they are given."""
+    """Workers that record the time that they are given."""
 
     def call_all(self, function, arguments, *, timeout, errors):
         self.timeout = timeout

@@ -1,4 +1,4 @@
-"""What processes hold, and the finding if they do not release it."""
+"""The resources that processes hold, and the finding if they do not release them."""
 
 import os
 from collections import Counter
@@ -40,7 +40,7 @@ def test_memory_that_stays_is_found():
         replace(before, memory=before.memory + MOST_GROWTH + 1).growth("h1", before)
 
 
-def test_memory_is_what_a_process_has_of_its_own():
+def test_memory_counts_only_what_a_process_does_not_share():
     before = mine()
     held = bytearray(os.urandom(1 << 20) * 32)
     assert 32 << 20 <= mine().memory - before.memory < 40 << 20
@@ -48,7 +48,7 @@ def test_memory_is_what_a_process_has_of_its_own():
 
 
 @pytest.mark.kernel
-def test_a_map_is_known_by_its_number_and_gone_when_closed():
+def test_a_map_is_identified_by_its_number_and_gone_when_closed():
     before = mine()
     made = Map.create("made", ARRAY, 4, 8, 1)
     found = mine().objects - before.objects
@@ -74,7 +74,7 @@ def test_a_mapping_keeps_a_map_and_is_found(monkeypatch):
 
 
 @pytest.mark.kernel
-def test_an_entry_keeps_a_program_that_nobody_has(monkeypatch):
+def test_an_entry_of_a_map_keeps_a_program_without_descriptors(monkeypatch):
     calls = Map.create("calls", PROG_ARRAY, 4, 4, 1)
     try:
         with BpfObject("dispatch") as loaded:

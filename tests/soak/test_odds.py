@@ -1,6 +1,4 @@
-"""What the model says about faults, and that drawn scenarios stay within the time that it
-allows.
-"""
+"""The model's predictions for faults; drawn scenarios stay within the time that it allows."""
 
 from dataclasses import replace
 
@@ -31,17 +29,17 @@ GROUP = Group((0, 1, 2, 3), CollectiveOptions(window=16, reorder_threshold=4), (
         (("pause hosts=h1 for=10ms", "duplicate p=0.5"), 1.0, 1.0),
     ],
 )
-def test_what_gets_through(faults, passes, once):
+def test_odds_are_the_shares_of_frames_that_get_through(faults, passes, once):
     odds = Odds.of(faults, DATA)
     assert (odds.passes, odds.once) == (pytest.approx(passes), pytest.approx(once))
 
 
-def test_frames_that_are_held_are_no_loss():
+def test_delayed_frames_are_not_lost():
     odds = Odds.of(("delay p=0.5 delay=2ms", "reorder p=0.1 behind=4 within=10ms"), DATA)
     assert (odds.passes, odds.waits) == (1.0, pytest.approx(0.5 * 2e-3 + 0.1 * 10e-3))
 
 
-def test_a_lap_meets_a_rule_for_all_links_on_each_of_its_hops():
+def test_a_rule_for_all_links_applies_to_each_hop_of_a_phase():
     assert Odds(0.9, 0.5).phase(5) == pytest.approx(0.9**4 * 0.5)
 
 
@@ -56,8 +54,8 @@ def test_losses_and_ranks_take_time(elements, loss):
 
 
 @given(seed=st.integers(0, 1 << 20), number=st.integers(0, 1 << 20))
-def test_what_is_drawn_keeps_within_the_budget(seed, number):
-    """But for one collective of a few elements under whatever faults: it has to be tried."""
+def test_drawn_scenarios_stay_within_the_budget(seed, number):
+    """Except for a single collective of a few elements, which is tried under any faults."""
     scenario = draw(seed, number)
     odds = Odds.of(scenario.faults, DATA)
     for group in scenario.groups:

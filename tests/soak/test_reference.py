@@ -1,5 +1,5 @@
-"""What the soak compares with: exponents follow the group's guesses, and differences
-are described.
+"""The soak's expected results: exponents follow the group's guesses, and differences are
+described.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def test_a_guess_that_is_a_little_too_high_is_kept_for_a_while():
 
 
 @pytest.mark.parametrize("magnitude", [0.25, 16.0])
-def test_a_guess_that_does_not_hold_is_made_anew(magnitude):
+def test_a_guess_that_does_not_hold_is_replaced(magnitude):
     reference = RingReference("int16")
     reference.sum(tensors(8.0))
     np.testing.assert_array_equal(

@@ -1,4 +1,4 @@
-"""What a soak has covered: totals and tables."""
+"""The coverage of a soak: totals and tables."""
 
 from collections import Counter
 

@@ -1,5 +1,5 @@
-"""A soak on real fabrics: passed scenarios are counted; a failed one stops it, is kept, and can be
-replayed.
+"""A soak on real fabrics: scenarios that pass are counted; one that fails stops the soak, is kept,
+and can be replayed.
 """
 
 import json
@@ -67,8 +67,8 @@ def play(monkeypatch, tmp_path):
 
 @pytest.mark.timeout(600)  # eleven scenarios on five fabrics: a busy machine may take minutes
 def test_scenarios_of_every_kind_pass(play):
-    """A collective sends more than 100 frames: of a rule for one in five, all are spared once in
-    10^10 times.
+    """A collective sends more than 100 frames, and a rule for one in five spares all of them once
+    in 10^10 times.
     """
     pair = tuple(
         replace(GROUP, members=members, terms=CollectiveOptions(reorder_threshold=16))
@@ -132,8 +132,8 @@ def test_scenarios_of_every_kind_pass(play):
         "strays",
     }
     assert coverage.records > 0
-    # Of the kill: three all-reduces each of two ranks that are left; of brief groups: five times
-    # three times three.
+    # The kill leaves two ranks, with three all-reduces each; brief groups have five times three
+    # times three.
     assert coverage.collectives["all-reduces"] >= 3 + 3 + 3 + 3 + 3 + 3 + 6 + 3 + 45
     assert coverage.collectives["aggregations"] >= 2 * 4 + 6 + 2 * 4 + 4
 
@@ -143,9 +143,9 @@ def imported(context, module):
 
 
 @pytest.mark.parametrize("backend", ["gloo", "tcp-ring"])
-def test_workers_are_born_with_the_backend(play, monkeypatch, backend):
-    """Each of them would take seconds to import some, all at once, in the time they have to
-    open.
+def test_workers_start_with_the_backend_imported(play, monkeypatch, backend):
+    """Otherwise each of them would take seconds to import some backends, all at once, while their
+    time to open runs.
     """
     born, open_ = [], Phase.open
 
@@ -176,7 +176,7 @@ def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
 
 
 def test_a_host_whose_work_is_over_before_it_is_to_die_closes(play):
-    """Both scenarios are on one fabric: what the host goes on holding after the first would be a
+    """Both scenarios use one fabric: resources that the host still holds after the first would be a
     finding of the second.
     """
     coverage = play(SCENARIO, replace(SCENARIO, faults=("kill hosts=h2 at=3600s",), ending="kill"))
@@ -184,8 +184,8 @@ def test_a_host_whose_work_is_over_before_it_is_to_die_closes(play):
 
 
 def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
-    """What owners send anew meets a chance of 14 hops each time: it has to get through while one
-    link is down, too.
+    """A chunk that its owner sends again must survive 14 hops each time, even while one link is
+    down.
     """
     shape = Shape(14, "leaf-spine", 1, "xdp", 1000)
     members = 10, 3, 13, 2, 0, 4, 8, 1, 9, 12, 6, 7, 5, 11
@@ -240,7 +240,7 @@ def leak_in(context):
     )
 
 
-def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
+def test_resources_that_a_worker_keeps_are_a_finding(play, monkeypatch):
     close = Phase.close
 
     def close_and_leak(phase, report):
@@ -253,7 +253,7 @@ def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
         play(SCENARIO, SCENARIO)
 
 
-def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
+def test_resources_that_the_controller_keeps_are_a_finding(play, monkeypatch):
     exit_, held = Harness.__exit__, []
 
     def exit_and_leak(harness, *details):
@@ -280,13 +280,13 @@ def test_a_controller_that_ends_by_itself_is_a_finding(play):
 
 
 def states() -> Iterator[str]:
-    """State files of all fabrics on this machine, of which others come and go."""
+    """State files of all fabrics on this machine; those of other runs come and go."""
     for path in ROOT.glob("[!.]*.json"):
         with suppress(FileNotFoundError):
             yield path.read_text()
 
 
-def test_an_interrupt_ends_with_the_summary(tmp_path):
+def test_an_interrupt_ends_the_soak_with_the_summary(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "--minutes", "5", "--keep", str(tmp_path)], stdout=subprocess.PIPE, text=True
     )

@@ -1,6 +1,4 @@
-"""Strays: what they are made of, that they arrive, that they change no sum, and that they leave
-nothing behind.
-"""
+"""Strays: how they are made; they arrive, change no sum, and leave nothing behind."""
 
 import os
 from collections import Counter
@@ -30,7 +28,7 @@ def frame(number: int, receiver: str = "h1") -> bytes:
 
 
 def flips(data: bytes, original: bytes) -> list[int]:
-    """Offsets in bits of what differs, beyond the receiver."""
+    """Offsets of the bits that differ, apart from the receiver."""
     found = np.frombuffer(data, np.uint8) ^ np.frombuffer(original, np.uint8)
     return [int(bit) for bit in np.flatnonzero(np.unpackbits(found[6:], bitorder="little")) + 48]
 
@@ -39,7 +37,7 @@ def test_a_herd_of_none_has_no_strays():
     assert Herd(PLAN, seed=1).stray() is None
 
 
-def test_strays_are_damaged_in_known_fields_alone_and_never_come_from_their_receiver():
+def test_strays_are_damaged_only_in_known_fields_and_never_come_from_their_receiver():
     herd, original = Herd(PLAN, seed=1), frame(7)
     herd.add(original)
     counts, receivers = Counter[int](), Counter[str | None]()

@@ -1,4 +1,4 @@
-"""A machine that is busy with other work."""
+"""Keep the machine busy with other work."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ __all__ = ["busy_cpus"]
 
 @contextmanager
 def busy_cpus() -> Iterator[None]:
-    """A process on each CPU that never waits."""
+    """Run a process on each CPU that never waits."""
     started = []
     try:
         for cpu in os.sched_getaffinity(0):

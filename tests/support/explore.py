@@ -1,33 +1,42 @@
-"""Explicit-state model checking: every state that a small system can get into, by every order of
-its moves.
+"""Explicit-state model checking: every state that a small system can reach, by every order of its
+moves.
 
-A system plugs in by four methods (`System`). Its states are immutable and hashable: tuples, frozen
-dataclasses, or whatever a snapshot of it is made of; `moves` gives each move that can be made in a
-state with the state that it leads to. What differs only in ways that no later move can tell should
-be one state: leave out clocks and counters, keep what is in flight sorted.
+A system implements four methods (`System`). Its states are immutable and hashable: tuples, frozen
+dataclasses, or anything else that a snapshot of it consists of; `moves` returns each move that is
+possible in a state, with the state that it leads to. States that no later move can distinguish
+should be equal: leave out clocks and counters, and keep frames in flight sorted.
 
 `explore` visits states breadth first, so a counterexample is as short as any. Three things are
 checked:
 
 - safety: `check` finds nothing wrong with any state;
 - no deadlock: a state without moves is an end;
-- progress: from each state an end can be reached by moves that are no faults (in CTL, AG EF end). A
-  system that goes on with each of its moves some time, if it can be made again and again (strong
-  fairness), then does come to an end once faults do. If not all states can be visited, random walks
+- progress: from each state an end can be reached by moves that are not faults (in CTL, AG EF end).
+  If a system makes every move eventually that is possible again and again (strong fairness), it
+  then comes to an end once faults stop. If there are too many states to visit all, random walks
   without faults from a sample of them must reach an end.
 
-Faults are moves whose names begin with `FAULT`. The system limits them, by a budget that is part of
-its state, say.
+Faults are moves whose names begin with `FAULT`. The system limits them, for example by a budget
+that is part of its state.
 
     class Coin(System[str]):
-        def starts(self): return ["up"] def moves(self, state): return {"up": [("turn", "down"),
-        ("take", "taken")], "down": [("turn", "up")]}.get(state, []) def check(self, state): return
-        None def is_end(self, state): return state == "taken"
+        def starts(self):
+            return ["up"]
+
+        def moves(self, state):
+            after = {"up": [("turn", "down"), ("take", "taken")], "down": [("turn", "up")]}
+            return after.get(state, [])
+
+        def check(self, state):
+            return None
+
+        def is_end(self, state):
+            return state == "taken"
 
     print(explore(Coin()))  # 3 states, 3 moves, 1 end
 
-Memory is a few hundred bytes a state beyond the states themselves; states that share parts (a tuple
-of ranks' states of which a move changes one) share their memory.
+Memory is a few hundred bytes per state in addition to the states themselves; states that share
+parts (a tuple of ranks' states, of which a move changes one) share the memory of these parts.
 
 Method: C. Baier, J.-P. Katoen, Principles of Model Checking, MIT Press 2008, chapters 3 (safety,
     fairness) and 6 (CTL).
@@ -54,31 +63,31 @@ _WALKS, _STEPS = 1000, 2000
 State = TypeVar("State", bound=Hashable)
 
 FAULT = "! "
-"""What names of moves begin with that are none of the system's own doing."""
+"""The prefix of the names of moves that are not the system's own."""
 
 
 class System(ABC, Generic[State]):
-    """What is explored."""
+    """A system to explore."""
 
     @abstractmethod
     def starts(self) -> Iterable[State]:
-        """States that it may begin in."""
+        """Return the states in which it may start."""
 
     @abstractmethod
     def moves(self, state: State) -> Iterable[tuple[str, State]]:
-        """Each move that can be made in a state: its name, and the state after it."""
+        """Return each move that is possible in a state: its name, and the state after it."""
 
     @abstractmethod
     def check(self, state: State) -> str | None:
-        """What is wrong with a state, if anything."""
+        """Return what is wrong with a state, or None."""
 
     @abstractmethod
     def is_end(self, state: State) -> bool:
-        """Whether the system has done what it was to do. It may have moves left."""
+        """Whether the system has completed its task. It may have moves left."""
 
 
 class Counterexample(AssertionError):
-    """How a system gets into a state that it must not be in.
+    """A way in which a system reaches a forbidden state.
 
     :param moves: Names of the moves from a start to it.
     """
@@ -91,10 +100,11 @@ class Counterexample(AssertionError):
 
 @dataclass(frozen=True)
 class Explored:
-    """How much there was.
+    """The size of what was explored.
 
-    :param ends: States that are ends.
-    :param complete: There were no more states; else progress is only checked from some.
+    :param ends: Number of states that are ends.
+    :param complete: Whether all states were visited; otherwise progress is checked from a sample
+        only.
     """
 
     states: int
@@ -111,20 +121,20 @@ class Explored:
 
 
 def depth(quick: int) -> int:
-    """States to visit at most: `quick`, or what ``TESTBED_EXPLORE`` says."""
+    """The most states to visit: `quick`, or the value of ``TESTBED_EXPLORE``."""
     return int(os.environ.get("TESTBED_EXPLORE", quick))
 
 
 def deep(names: Iterable[str], large: Container[str]) -> list[Any]:
-    """Parameters of a test, of which the large ones are in the tier ``deep``."""
+    """Parameters of a test; the large ones belong to the tier ``deep``."""
     return [pytest.param(name, marks=pytest.mark.deep if name in large else ()) for name in names]
 
 
 def explore(system: System[State], most: int = 10_000_000) -> Explored:
     """Visit all states of a system.
 
-    :param most: States at most.
-    :raises Counterexample: One of them must not be.
+    :param most: The most states to visit.
+    :raises Counterexample: A state is wrong or a deadlock, or no end can be reached from it.
     """
     with _uncollected():
         return _explore(system, most)
@@ -132,8 +142,8 @@ def explore(system: System[State], most: int = 10_000_000) -> Explored:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Switch Python's search for cycles off: it would look through all states over and over, and
-    states have none.
+    """Disable Python's garbage collector for cycles: it would scan all states again and again, and
+    states contain no cycles.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -148,7 +158,7 @@ def _explore(system: System[State], most: int) -> Explored:
     found: dict[State, int] = {}
     states: list[State] = []
     parents, names = array("q"), list[str]()
-    sources, targets = array("q"), array("q")  # moves that are no faults
+    sources, targets = array("q"), array("q")  # moves that are not faults
     ends: list[int] = []
     moves = 0
 
@@ -200,8 +210,8 @@ def _explore(system: System[State], most: int) -> Explored:
 
 
 def _ends(system: System[State], state: State, random: Random) -> bool:
-    """Does a random walk without faults reach an end? It is fair: a move that stays possible is
-    made some time.
+    """Whether a random walk without faults reaches an end. It is fair: a move that stays possible
+    is made eventually.
     """
     for _ in range(_STEPS):
         if system.is_end(state):

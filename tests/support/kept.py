@@ -1,4 +1,4 @@
-"""What test calls keep in a worker for later calls, by names of their own."""
+"""Objects that test calls keep in a worker for later calls, by name."""
 
 from typing import Any
 
@@ -12,5 +12,5 @@ class Kept(dict[Any, Any]):
 
 
 def kept(context: WorkerContext) -> dict[Any, Any]:
-    """Return what earlier calls have kept; a test of `testbed.testing` has its own."""
+    """Return what earlier calls have kept; a test of `testbed.testing` has its own store."""
     return context.state(Kept)

@@ -18,7 +18,7 @@ MODELS = {
 def parse_rule(text: str) -> PacketRule:
     """A rule.
 
-    :raises SpecError: With a line per finding: key, value, and what is allowed.
+    :raises SpecError: With a line per error: key, value, and which values are allowed.
     """
     action, keys = split_words(text)
     if action not in MODELS:

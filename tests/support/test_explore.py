@@ -36,25 +36,26 @@ class Spilling(Jugs):
 
 
 def test_all_states_are_visited_once() -> None:
-    """One jug at least is full or empty: of 4 times 6 states 16."""
+    """At least one jug is always full or empty, so 16 of the 4 times 6 states are reached."""
     assert str(explore(Spilling())) == "16 states, 96 moves, 1 end"
 
 
-def test_a_counterexample_is_as_short_as_any() -> None:
+def test_a_counterexample_is_as_short_as_possible() -> None:
     with pytest.raises(Counterexample, match="4 litres, after 6 moves") as raised:
         explore(Jugs())
     assert raised.value.moves == ["fill 5", "5 to 3", "empty 3", "5 to 3", "fill 5", "5 to 3"]
 
 
 class Transfer(System[tuple[int, int, int, bool, int, bool, int]]):
-    """The alternating bit protocol (Bartlett, Scantlebury, Wilkinson, CACM 12(5), 1969), two
-    messages, one place a direction.
+    """The alternating bit protocol (Bartlett, Scantlebury, Wilkinson, CACM 12(5), 1969): two
+    messages, and at most one frame in flight per direction.
 
-    A state is: messages acknowledged, taken, the sender's copy under way (its message, or -1),
-    whether an acknowledgement is, of which, whether the receiver is wrong, losses left.
+    A state consists of: messages acknowledged; messages accepted; the sender's copy in flight (its
+    message, or -1); whether an acknowledgement is in flight; what it acknowledges; whether the
+    receiver is wrong; losses left.
 
-    :param resends: The sender's timer.
-    :param bit: Receivers look at the bit.
+    :param resends: Whether the sender has a timer.
+    :param bit: Whether receivers check the bit.
     """
 
     def __init__(self, resends: bool = True, bit: bool = True, losses: int = 2) -> None:
@@ -109,7 +110,7 @@ class Transfer(System[tuple[int, int, int, bool, int, bool, int]]):
         return state[0] == 2 and state[1] == 2
 
 
-def test_a_protocol_that_is_right() -> None:
+def test_nothing_is_found_wrong_with_a_correct_protocol() -> None:
     explore(Transfer())
     explore(Transfer(resends=False, losses=0))
 
@@ -121,14 +122,16 @@ def test_a_protocol_that_is_right() -> None:
         ({"bit": False}, "a message was taken twice", 4),
     ],
 )
-def test_what_is_left_out_of_it_shows(options: dict[str, bool], what: str, moves: int) -> None:
+def test_a_part_left_out_of_a_protocol_shows(
+    options: dict[str, bool], what: str, moves: int
+) -> None:
     with pytest.raises(Counterexample, match=what) as raised:
         explore(Transfer(**options))
     assert len(raised.value.moves) == moves
 
 
 class Door(System[str]):
-    """After a step to the left the end is reached by luck alone, or not at all."""
+    """After a step to the left the end is reached only by chance, or not at all."""
 
     def __init__(self, luck: str | None) -> None:
         self.luck = luck
@@ -152,7 +155,7 @@ class Door(System[str]):
         return state == "out"
 
 
-def test_going_round_for_ever_is_no_progress() -> None:
+def test_an_endless_cycle_is_no_progress() -> None:
     for luck in (None, f"{FAULT}luck"):
         with pytest.raises(Counterexample, match="no end can be reached any more") as raised:
             explore(Door(luck))
@@ -160,7 +163,7 @@ def test_going_round_for_ever_is_no_progress() -> None:
     explore(Door("a key"))
 
 
-def test_a_bound_on_states() -> None:
+def test_the_number_of_states_can_be_limited() -> None:
     found = explore(Door("a key"), most=2)
     assert not found.complete
     assert str(found) == "3 states, 2 moves, 1 end, and more states"

@@ -1,4 +1,6 @@
-"""Pairwise matrices: every pair is there, in few cells, the same for the same seed."""
+"""Pairwise matrices: they contain every pair, have few cells, and are the same for the same
+seed.
+"""
 
 import itertools
 
@@ -27,14 +29,14 @@ def test_every_pair_of_values_occurs(factors, seed):
     assert pairwise(factors, seed) == cells
 
 
-def test_few_cells_do():
+def test_few_cells_suffice():
     cells = pairwise({name: range(3) for name in "abcdefghij"})
     assert 9 <= len(cells) <= 20  # of 59049
     cells = pairwise({"a": range(6), "b": range(5), **{name: range(2) for name in "cdefgh"}})
-    assert 30 <= len(cells) <= 36  # 6 times 5: no fewer can be
+    assert 30 <= len(cells) <= 36  # 6 times 5: fewer are impossible
 
 
-def test_equal_values_are_values_of_their_own():
+def test_equal_values_count_as_different_values():
     assert len(pairwise({"a": [1, 1], "b": [[], []]})) == 4
 
 

@@ -1,5 +1,5 @@
-"""The plugin: fixtures are isolated, failures say how to repeat them, and what is kept can be
-entered and removed.
+"""The plugin: fixtures are isolated, failures say how to repeat them, and a fabric that is kept can
+be entered and removed.
 """
 
 import json
@@ -54,7 +54,7 @@ def test_a_fabric_is_used_again_and_workers_forget(fabric, workers, turn):
     assert len(set(runs_seen)) == 1
 
 
-def test_what_a_test_leaves_costs_its_fabric(fabric, assert_nothing_left):
+def test_a_fabric_is_discarded_if_a_test_leaves_something_behind(fabric, assert_nothing_left):
     assert fabric.run_id == runs_seen[-1]
     assert_nothing_left()
     fabric.run("h2", ["ip", "link", "add", "extra", "type", "veth", "peer", "name", "other"])
@@ -62,7 +62,7 @@ def test_what_a_test_leaves_costs_its_fabric(fabric, assert_nothing_left):
         assert_nothing_left()
 
 
-def test_the_next_one_gets_another(fabric):
+def test_the_next_test_gets_another_fabric(fabric):
     assert fabric.run_id != runs_seen[-1]
 
 
@@ -196,7 +196,7 @@ def test_markers_are_checked(tmp_path):
     )
 
 
-def test_exactness_is_to_the_bit():
+def test_exact_means_bit_for_bit():
     inputs = [np.array([1.0, 2.0, 3.0], np.float32)] * 2
     good = np.array([2.0, 4.0, 6.0], np.float32)
     wrong = np.array([2.0, 4.0, np.nextafter(np.float32(6.0), np.float32(9.0))], np.float32)

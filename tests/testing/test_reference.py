@@ -1,5 +1,5 @@
-"""The reference of exact sums: integers at the group's exponent, or at one that a
-guess may have.
+"""The reference of exact sums: integers at the group's exponent, or at any exponent that a guess
+may have.
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ DIRECTORY = Path(topologies.__file__).parent
 
 
 def load(file: str) -> dict[str, Any]:
-    """What /usr/bin/mn does with ``--custom``: run the file, take its ``topos``."""
+    """Do what /usr/bin/mn does with ``--custom``: run the file, and return its ``topos``."""
     namespace: dict[str, Any] = {"__name__": "custom"}
     exec(compile((DIRECTORY / file).read_text(), file, "exec"), namespace)
     return dict(namespace["topos"])
@@ -53,7 +53,7 @@ def test_every_name_is_documented_with_its_command() -> None:
         assert load(f"{module}.py").keys() == {name}
 
 
-def test_mininet_can_tell_leaves_from_spines() -> None:
+def test_mininet_can_distinguish_leaves_from_spines() -> None:
     graph = LeafSpine(hosts=4, k=2)
     datapath_ids = [graph.nodeInfo(switch)["dpid"] for switch in graph.switches()]
     assert len(set(datapath_ids)) == 4

@@ -1,4 +1,4 @@
-"""What workers keep for later calls, by its type."""
+"""State that workers keep for later calls, by type."""
 
 from dataclasses import dataclass, field
 
@@ -28,10 +28,10 @@ def test_a_state_is_made_once(context: WorkerContext) -> None:
     context.state(State).seen.append(1)
     assert context.state(State).seen == [1]
     assert context.get(State) is context.find(State)
-    assert context.state(Empty) is context.state(Empty)  # though it is false
+    assert context.state(Empty) is context.state(Empty)  # although it is falsy
 
 
-def test_what_is_kept_takes_the_place_of_its_like(context: WorkerContext) -> None:
+def test_kept_state_replaces_state_of_the_same_type(context: WorkerContext) -> None:
     first, second = context.keep(State([1])), context.keep(State([2]))
     assert context.state(State) is second is not first
     assert context.drop(State) is second

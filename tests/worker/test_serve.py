@@ -16,7 +16,7 @@ print("ready", flush=True)
 signal.pause()
 """
 
-# Starts the child, says its process id, and ends without a word to it.
+# Starts the child, prints its process id, and exits without telling it.
 PARENT = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)

@@ -40,7 +40,7 @@ def workers(fabric: Fabric) -> Iterator[Workers]:
         yield workers
 
 
-def test_there_is_one_in_every_namespace(workers: Workers) -> None:
+def test_every_namespace_has_a_worker(workers: Workers) -> None:
     plan = workers.fabric.plan
     described = workers.call_all(calls.describe, {"s1": {}, "h2": {"extra": 5}})
     assert list(described) == ["s1", "h2"]
@@ -59,7 +59,7 @@ def test_calls_keep_objects(workers: Workers) -> None:
     assert workers["h2"].call(calls.remember, value=10) == 10
 
 
-def test_all_keywords_are_the_functions(workers: Workers) -> None:
+def test_all_keywords_are_passed_to_the_function(workers: Workers) -> None:
     answer = workers["h1"].call(calls.echo, function="f", timeout=3.0, name="n")
     assert answer == ("f", 3.0, "n")
 
@@ -85,7 +85,7 @@ def test_an_error_is_raised_here_with_the_workers_traceback(workers: Workers) ->
     (note,) = caught.value.__notes__
     assert note.startswith("in worker h2:\nTraceback")
     assert "calls.py" in note
-    assert workers["h2"].call(calls.remember, value=1) == 1  # it lives on
+    assert workers["h2"].call(calls.remember, value=1) == 1  # it is still alive
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_limit_is_an_error_of_one_line(workers: Workers, how: str, text: str) 
         workers["h1"].call(calls.exhaust, how=how)
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
-    assert workers["h1"].call(calls.remember, value=1)  # it goes on
+    assert workers["h1"].call(calls.remember, value=1)  # it still works
 
 
 def test_errors_can_be_returned(workers: Workers) -> None:
@@ -122,7 +122,9 @@ def test_errors_can_be_returned(workers: Workers) -> None:
         ),
     ],
 )
-def test_what_cannot_be_sent_is_an_error(workers: Workers, function: Any, text: str) -> None:
+def test_a_value_that_cannot_be_sent_is_an_error(
+    workers: Workers, function: Any, text: str
+) -> None:
     with pytest.raises(TestbedError, match=text):
         workers["h1"].call(function)
     assert workers["h1"].call(calls.remember, value=1) == 1
@@ -145,7 +147,7 @@ def test_an_answer_that_is_late_is_dropped(workers: Workers, tmp_path: Path) -> 
     assert not workers["h1"].pending
 
 
-def test_a_death_is_seen_with_its_last_words(workers: Workers, tmp_path: Path) -> None:
+def test_a_death_is_reported_with_the_workers_last_output(workers: Workers, tmp_path: Path) -> None:
     with pytest.raises(WorkerDied) as caught:
         workers.call_all(calls.exit_with, {"h1": {"status": 3}})
     text = "worker h1 exited with 3 before its work was done; its last words:\nfarewell"
@@ -153,7 +155,7 @@ def test_a_death_is_seen_with_its_last_words(workers: Workers, tmp_path: Path) -
     assert (caught.value.worker, caught.value.status) == ("h1", 3)
 
 
-def test_the_death_of_a_worker_that_was_not_called_is_seen(
+def test_the_death_of_a_worker_that_was_not_called_is_noticed(
     workers: Workers, tmp_path: Path
 ) -> None:
     os.kill(workers["s1"].pid, signal.SIGKILL)
@@ -198,7 +200,7 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
         Workers(fabric, affinity="core")  # type: ignore[arg-type]
 
 
-def test_modules_are_there_from_the_start(fabric: Fabric) -> None:
+def test_modules_are_imported_from_the_start(fabric: Fabric) -> None:
     with Workers(
         fabric, modules=["sched", "no.such.module", "tests.support.worker.calls"]
     ) as workers:
@@ -259,7 +261,7 @@ def test_workers_that_others_start_may_join(workers: Workers) -> None:
     assert set(workers) == {"h1", "h2", "s1"}
 
 
-def test_the_death_of_a_worker_that_joined_is_seen(workers: Workers) -> None:
+def test_the_death_of_a_worker_that_joined_is_noticed(workers: Workers) -> None:
     process = join(workers, "mpi1", "h1")
     workers.expect({"mpi1": "h1"})
     process.kill()
@@ -278,7 +280,7 @@ def test_expected_workers_that_do_not_come_are_named(workers: Workers) -> None:
         workers.expect({"h1": "h1"})
 
 
-def test_strangers_are_turned_away(workers: Workers) -> None:
+def test_strangers_are_rejected(workers: Workers) -> None:
     process = join(workers, "stranger", "h1")
     with pytest.raises(
         FabricError, match=r"a worker has connected that was not expected: .*stranger"
@@ -288,7 +290,7 @@ def test_strangers_are_turned_away(workers: Workers) -> None:
     assert workers["h1"].call(calls.remember, value=1) == 1
 
 
-def test_a_fabric_has_workers_once(workers: Workers) -> None:
+def test_a_fabric_has_at_most_one_set_of_workers(workers: Workers) -> None:
     with pytest.raises(FabricError, match="this fabric has workers already"):
         Workers(workers.fabric).__enter__()
 
@@ -300,14 +302,14 @@ def test_an_expected_death_is_returned_with_the_others_answers(
         "h1": {"directory": tmp_path, "names": ["h1"]},
         "h2": {"directory": tmp_path, "names": ["h2", "never"]},
     }
-    threading.Timer(0.1, workers.kill, ["h2"]).start()  # whether before or during the call
+    threading.Timer(0.1, workers.kill, ["h2"]).start()  # either before or during the call
     answers = workers.call_all(calls.meet, arguments, errors="return")
     assert answers["h1"] is None
     assert isinstance(answers["h2"], WorkerDied)
     assert str(answers["h2"]) == "worker h2 was killed by signal 9 before its work was done"
 
 
-def test_death_may_come_half_way_through_an_answer(workers: Workers) -> None:
+def test_a_worker_may_die_half_way_through_an_answer(workers: Workers) -> None:
     workers.expect_death("h1")
     answers = workers.call_all(calls.die_half_way, ["h1"], errors="return", timeout=10)
     assert str(answers["h1"]) == "worker h1 was killed by signal 9 before its work was done"
@@ -327,7 +329,7 @@ def test_survivors_of_an_expected_death_go_on(workers: Workers) -> None:
         WorkerDied, match="worker h2 was killed by signal 9 before its work was done"
     ):
         workers["h2"].call(calls.describe)
-    os.kill(workers["h1"].pid, signal.SIGKILL)  # nobody expects this one
+    os.kill(workers["h1"].pid, signal.SIGKILL)  # this one is not expected
     with pytest.raises(WorkerDied, match="worker h1"):
         workers.check(timeout=10.0)
 

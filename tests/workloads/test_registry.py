@@ -63,7 +63,7 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
     assert checks == []
     assert "1,000 numbers summed at a time" in html
     assert "<th>right sums</th>" in html
-    assert "<td>15</td>" in html  # an epoch's of three ranks
+    assert "<td>15</td>" in html  # in one epoch of three ranks
     assert "<th>drawing</th>" in html
     assert "The same training" not in html
     assert not (run.path / "figures" / "loss.png").exists()
@@ -89,7 +89,7 @@ def test_its_schema_is_its_own() -> None:
         assert str(caught.value) == text
 
 
-def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
+def test_it_refuses_a_scenario_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"^summing\.sums = 1000: must be at most 2\^24 elements in all$"
     ):
@@ -112,7 +112,7 @@ def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_workload(name: str, text: str) -> None:
+def test_objects_that_are_no_workloads_are_refused(name: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_scenario(
             {"scenario": {"name": "s", "workload": name}, "dataset": {"name": "synthetic"}}
@@ -131,7 +131,7 @@ print(json.dumps([list(WORKLOADS), scenario.scenario.workload, scenario.workload
 
 
 def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
-    """And its table says what a scenario without a name is."""
+    """A scenario without a name gets its workload from the table that it has."""
     shutil.copytree(FOLDER, tmp_path / "summing")
     about = tmp_path / "summing-1.0.dist-info"
     about.mkdir()

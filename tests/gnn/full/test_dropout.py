@@ -34,7 +34,7 @@ def test_masks_differ_by_seed_layer_and_epoch() -> None:
 def test_shares_of_rows_and_columns(p: float) -> None:
     kept = Dropout(p, 7, 0, np.arange(4000)).mask(300) > 0
     assert kept.float().mean() == pytest.approx(1 - p, abs=0.002)
-    assert (kept.float().mean(0) - (1 - p)).abs().max() < 0.05  # five and more deviations
+    assert (kept.float().mean(0) - (1 - p)).abs().max() < 0.05  # at least five deviations
     assert (kept.float().mean(1) - (1 - p)).abs().max() < 0.2
 
 

@@ -1,5 +1,5 @@
-"""Full-graph training: the ranks together compute what one process computes, which is what
-torch-geometric computes.
+"""Full-graph training: the ranks together compute the same as one process, which computes the same
+as torch-geometric.
 """
 
 from itertools import pairwise
@@ -29,8 +29,10 @@ from tests.support.gnn.graphs import Adjacency, directed
 MODELS = [
     pytest.param(
         ModelSpec(name="gcn", hidden=8), id="gcn"
-    ),  # both layers multiply first: 16 to 8 to 4
-    pytest.param(ModelSpec(name="gcn", hidden=32), id="gcn-wide"),  # the first one sums first
+    ),  # both layers multiply before they aggregate: 16 to 8 to 4
+    pytest.param(
+        ModelSpec(name="gcn", hidden=32), id="gcn-wide"
+    ),  # the first layer aggregates first
     pytest.param(ModelSpec(name="gcn", hidden=8, layers=3), id="gcn-3"),
     pytest.param(ModelSpec(name="sage", hidden=8), id="sage"),
     pytest.param(ModelSpec(name="sage", hidden=32, layers=3), id="sage-wide-3"),
@@ -38,8 +40,8 @@ MODELS = [
 
 
 class Geometric(torch.nn.Module):
-    """The same network from torch-geometric's layers, in one process, with a full model's weights
-    and masks.
+    """The same network made of torch-geometric's layers, in one process, with a full model's
+    weights and masks.
     """
 
     def __init__(self, full: FullModel, spec: ModelSpec) -> None:
@@ -90,7 +92,7 @@ def whole(graph: GraphData) -> Any:
 
 
 @pytest.mark.parametrize("spec", MODELS)
-def test_forward_and_gradient_are_torch_geometrics(graph: GraphData, spec: ModelSpec) -> None:
+def test_outputs_and_gradients_equal_torch_geometrics(graph: GraphData, spec: ModelSpec) -> None:
     full = FullModel(spec, whole(graph), graph.num_classes, 1)
     reference = Geometric(full, spec)
     flat = flatten(full)
@@ -120,13 +122,17 @@ def test_ranks_train_as_one_process(graph: GraphData, spec: ModelSpec, partition
         assert sum(result.val_total for result in results) == single.val_total == len(graph.val)
         assert sum(result.test_total for result in results) == single.test_total == len(graph.test)
     assert alone[-1].loss < 0.9 * alone[0].loss
-    # Rounding may tip an answer, not more.
+    # Rounding may change one answer, but not more.
     assert abs(sum(results[-1].test_correct for results in ranks) - alone[-1].test_correct) <= 2
 
 
 @pytest.mark.parametrize("spec", MODELS)
-def test_summed_gradients_are_the_single_process_ones(graph: GraphData, spec: ModelSpec) -> None:
-    """After one step of plain gradient descent with rate 1, weights have moved by the gradient."""
+def test_summed_gradients_equal_those_of_a_single_process(
+    graph: GraphData, spec: ModelSpec
+) -> None:
+    """After one step of plain gradient descent with rate 1, weights have changed by the
+    gradient.
+    """
     training = TrainingSpec(epochs=1, optimizer="sgd", learning_rate=1.0)
     owners = make_owners("hash", graph.indptr, graph.indices, 4, 2)
     (single,), _ = train(graph, np.zeros_like(owners), spec, training)
@@ -142,11 +148,9 @@ def test_summed_gradients_are_the_single_process_ones(graph: GraphData, spec: Mo
     st.integers(0, 99),
 )
 @settings(max_examples=25)
-def test_edges_need_not_go_both_ways(
-    adjacency: Adjacency, name: Any, world: int, seed: int
-) -> None:
-    """Gradients go back through the transposed adjacency; ranks may own nothing, and vertices have
-    no neighbours.
+def test_graphs_may_be_directed(adjacency: Adjacency, name: Any, world: int, seed: int) -> None:
+    """Gradients go back through the transposed adjacency; ranks may own nothing, and vertices may
+    have no neighbours.
     """
     indptr, indices = adjacency
     n = len(indptr) - 1
@@ -200,11 +204,11 @@ def test_parts_add_up_and_exchanges_are_counted(graph: GraphData, cached: bool) 
         )
         assert (
             len(result.entered) == len(result.left) == 5
-        )  # two layers there and back, and all-reduce
+        )  # two layers, forward and backward, and all-reduce
         assert result.times["communication_time"] == pytest.approx(
             float(np.sum(result.left - result.entered))
         )
-        # Evaluation counts for nothing, also where it takes exchanges of its own.
+        # Evaluation is not counted, even if it needs exchanges of its own.
         assert result.counts == {
             "steps": 1,
             "packets": 40,
@@ -214,7 +218,7 @@ def test_parts_add_up_and_exchanges_are_counted(graph: GraphData, cached: bool) 
         }
 
 
-def test_weights_decay_in_a_gcns_first_layer_alone(graph: GraphData) -> None:
+def test_weights_decay_only_in_a_gcns_first_layer(graph: GraphData) -> None:
     for name, layers in (("gcn", 1), ("sage", 2)):
         training = TrainingSpec(optimizer="sgd", learning_rate=1.0, weight_decay=0.5)
         spec = ModelSpec(name=name, hidden=8)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""System calls and page faults of collectives, in a process with known ones."""
+"""System calls and page faults of collectives, in a process that makes known numbers of them."""
 
 import mmap
 import os
@@ -9,7 +9,7 @@ from testbed.gnn.full.meter import Meter
 from testbed.kernel.syscalls import SyscallCounter
 
 
-def test_collectives_are_told_from_the_rest() -> None:
+def test_collectives_are_distinguished_from_the_rest() -> None:
     meter = Meter()
     for _ in range(2):
         with meter.collective():
@@ -20,7 +20,7 @@ def test_collectives_are_told_from_the_rest() -> None:
 
 
 @pytest.mark.kernel
-def test_system_calls_and_page_faults_within_alone_count() -> None:
+def test_only_system_calls_and_page_faults_within_collectives_count() -> None:
     with SyscallCounter() as calls, mmap.mmap(-1, 64 * mmap.PAGESIZE) as memory:
         meter = Meter(calls)
         os.getppid()

@@ -31,7 +31,7 @@ def test_every_vertex_has_an_owner_and_it_is_always_the_same(
     try:
         owners = make_owners(name, *graph, parts, seed)
     except SpecError:
-        reject()  # of a small graph, chance may leave a part without a vertex
+        reject()  # in a small graph, a part may by chance get no vertex
     assert owners.dtype == np.int32
     assert set(owners.tolist()) == set(range(parts))
     assert np.array_equal(owners, make_owners(name, *graph, parts, seed))
@@ -53,7 +53,7 @@ def test_range_is_contiguous_and_balanced() -> None:
 
 
 def test_hash_is_fixed() -> None:
-    """Owners must not change from one version to the next: runs would no longer be comparable."""
+    """Owners must not change between versions, because runs would no longer be comparable."""
     assert Hash(12, 4, 1).assign(np.arange(12), *RING).tolist() == [
         0,
         3,
@@ -77,7 +77,7 @@ def test_metis_cuts_a_ring_in_two_places() -> None:
 
 
 @given(adjacencies(least=4), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_measures_are_what_halos_come_to(graph: Adjacency, parts: int, random: object) -> None:
+def test_measures_agree_with_halos(graph: Adjacency, parts: int, random: object) -> None:
     n = len(graph[0]) - 1
     owners: Owners = np.array([random.randrange(parts) for _ in range(n)], np.int32)  # type: ignore[attr-defined]
     quality = measure(*graph, owners, parts)
@@ -125,14 +125,14 @@ def test_errors_say_what_is_allowed(name: str, parts: int, text: str) -> None:
     assert str(caught.value) == text
 
 
-def test_metis_wants_all_vertices_at_once() -> None:
+def test_metis_needs_all_vertices_at_once() -> None:
     with pytest.raises(
         SpecError, match="metis: 3 vertices of 12 came: must come all at once, ascending"
     ):
         Metis(12, 2).assign(np.arange(3), RING[0][:4], RING[1])
 
 
-def test_owners_are_kept_beside_the_graph(graph: GraphData, tmp_path: Path) -> None:
+def test_owners_are_cached_with_the_graph(graph: GraphData, tmp_path: Path) -> None:
     folder = tmp_path / "g"
     graph.save(folder)
     before = {path.name for path in folder.iterdir()}
@@ -141,7 +141,9 @@ def test_owners_are_kept_beside_the_graph(graph: GraphData, tmp_path: Path) -> N
     assert kept == "owners-metis-3-seed5-v1.npy"
     assert np.array_equal(owners, make_owners("metis", graph.indptr, graph.indices, 3, 5))
     np.save(folder / kept, owners[::-1])
-    assert np.array_equal(cached_owners(folder, "metis", 3, 5), owners[::-1])  # read, not made anew
+    assert np.array_equal(
+        cached_owners(folder, "metis", 3, 5), owners[::-1]
+    )  # read from the cache, not computed again
     (folder / kept).write_bytes(b"half")
     with pytest.raises(
         StorageError,

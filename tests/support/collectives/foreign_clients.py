@@ -13,7 +13,7 @@ Behaviour = Callable[[socket.socket, int], None]
 
 
 def _silent(_sock: socket.socket, _number: int) -> None:
-    """Connect, and nothing more."""
+    """Connect, and send nothing."""
 
 
 def _garbage(sock: socket.socket, number: int) -> None:
@@ -21,7 +21,7 @@ def _garbage(sock: socket.socket, number: int) -> None:
 
 
 def _slow(sock: socket.socket, number: int) -> None:
-    """Begin like a member, one byte at a time, and stop before the cookie."""
+    """Start like a member, one byte at a time, and stop before the cookie."""
     for byte in b"tcp-ring"[: 1 + number % 8]:
         sock.send(bytes([byte]))
 
@@ -54,7 +54,7 @@ def connect_clients(
 ) -> Iterator[list[socket.socket]]:
     """Connect one client per behaviour to a listener, which need not exist yet.
 
-    :param alive: Whether the listener can still come.
+    :param alive: Whether a listener that does not exist yet may still appear.
     """
     with contextlib.ExitStack() as stack:
         clients = []
@@ -73,7 +73,7 @@ def connect_clients(
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Whether the other side has closed a connection without a word."""
+    """Whether the other side has closed a connection without sending anything."""
     try:
         return sock.recv(1) == b""
     except ConnectionError:

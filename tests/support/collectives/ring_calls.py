@@ -1,4 +1,4 @@
-"""The in-kernel ring in workers: what tests have them do, and what comes of it."""
+"""Calls of tests that use the in-kernel ring in workers, and their results."""
 
 import os
 
@@ -30,7 +30,7 @@ def close_in(context, group_id=0):
     kept(context)[group_id].close()
 
 
-LOOK = 0.5e-3  # seconds: a wait looks at its CPUs' lanes this often at most, each on its own
+LOOK = 0.5e-3  # seconds: a wait polls the lanes of each of its CPUs at most this often
 
 
 def reduce_in(context, sizes, rank, group_id=0):

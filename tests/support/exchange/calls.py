@@ -1,4 +1,4 @@
-"""What tests have the ranks' workers do."""
+"""Functions that tests call in the ranks' workers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.support.kept import kept
 
 
 def open_one(context: WorkerContext, name: str, spec: ExchangeSpec) -> None:
-    """Open an exchange; it is known by its group's number."""
+    """Open an exchange; later calls identify it by its group's number."""
     exchange = open_exchange(name, context, spec)
     context.resources.enter_context(exchange)
     exchange.connect()
@@ -21,7 +21,7 @@ def open_one(context: WorkerContext, name: str, spec: ExchangeSpec) -> None:
 
 
 def aggregate(context: WorkerContext, group_id: int, inputs: list[Any]) -> list[Any]:
-    """Aggregate some embeddings, one after the other; errors are results."""
+    """Aggregate several embeddings, one after the other; an error is returned as a result."""
     results: list[Any] = []
     for x in inputs:
         before = x.copy()

@@ -13,7 +13,9 @@ __all__ = ["partitioned"]
 
 @st.composite
 def partitioned(draw: Any, ranks: int = 5) -> Partitioned:
-    """Small graphs with loops, repeats and edges of one way, dealt out at will."""
+    """Small graphs with loops, repeated edges and edges in one direction, partitioned
+    arbitrarily.
+    """
     indptr, indices = draw(directed())
     world = draw(st.integers(1, ranks))
     n = len(indptr) - 1

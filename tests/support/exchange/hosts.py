@@ -1,5 +1,5 @@
-"""A fabric on which exchanges are opened and checked: one list of names, and how far each may be
-off.
+"""A fabric on which exchanges are opened and checked: their names, in one place, and the error that
+each may have.
 """
 
 import itertools
@@ -36,9 +36,7 @@ def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Boun
 
 
 def pinch_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
-    """With the lanes that groups have if nothing else is said, int32: the size of frames does not
-    matter.
-    """
+    """Error bounds with int32 lanes, the default of groups: the size of frames does not matter."""
     layout = RowLayout.plan(x.shape[1], 32, 1500)
     absmax = float(np.abs(x).max(initial=0))
     numbers = [
@@ -51,7 +49,7 @@ def pinch_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds
     return [np.broadcast_to(bound, (len(bound), x.shape[1])) for bound in bounds]
 
 
-#: Largest error of an exchange's aggregates; those that are not here compute in float32.
+#: Largest error of an exchange's aggregates; exchanges that are not listed compute in float32.
 BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {
     "pinch": pinch_bounds
 }
@@ -73,7 +71,7 @@ class Hosts:
         )
 
     def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:
-        """Open an exchange on all hosts; its number."""
+        """Open an exchange on all hosts; return its number."""
         specs = [
             ExchangeSpec(group, halo, dim, kind)
             for group, halo in zip(self.groups(**options), graph.halos, strict=True)
@@ -84,7 +82,7 @@ class Hosts:
     def aggregate(
         self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]
     ) -> list[list[Any]]:
-        """Each rank's results or errors of aggregating inputs, one after the other."""
+        """Each rank's results or errors when it aggregates inputs one after the other."""
         return self._each(calls.aggregate, self.arguments(number, graph, inputs))
 
     def arguments(

@@ -37,7 +37,9 @@ def open_in(context: WorkerContext, spec: ExchangeSpec) -> None:
 def aggregate_in(
     context: WorkerContext, number: int, inputs: list[Any], times: int = 1
 ) -> list[Any]:
-    """Aggregate some embeddings, all of them so many times; results or errors of the last time."""
+    """Aggregate some embeddings `times` times each; return the results or errors of the last
+    time.
+    """
     exchange, _ = kept(context)[f"pinch/{number}"]
     results: list[Any] = []
     for _ in range(times):
@@ -51,7 +53,7 @@ def aggregate_in(
 
 
 def measures_in(context: WorkerContext, number: int) -> dict[str, float]:
-    """What has been counted."""
+    """Return the counters."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     return {**exchange.measures(), **exchange.statistics()}
 
@@ -70,7 +72,7 @@ def assert_exact(
     results: Sequence[Any],
     guess: ScaleGuess | None = None,
 ) -> None:
-    """Every rank has the sums that its lanes come to, bit for bit.
+    """Check that every rank has the sums of its lanes, bit for bit.
 
     :param guess: See `exact_aggregates`.
     """
@@ -125,8 +127,8 @@ class Opened(Closing):
         return [[results[turn] for results in by_rank] for turn in range(len(inputs))]
 
     def check(self, inputs: Sequence[np.ndarray], times: int = 1) -> None:
-        """All results are exact; of all times, which must leave the scale where they found it, the
-        last.
+        """Check that all results of the last of `times` times are exact; no time may change the
+        scale.
         """
         for x, results in zip(inputs, self.aggregate(inputs, times), strict=True):
             assert_exact(self.graph, self.kind, self.lanes, x, results, self.guess)
@@ -171,6 +173,6 @@ class PinchHosts:
     ) -> Opened:
         """Open an exchange on as many hosts as the graph has ranks.
 
-        :param options: Of `ExchangeSpec`.
+        :param options: Fields of `ExchangeSpec`.
         """
         return Opened(self, graph, dim, kind, lanes, timeout, options)

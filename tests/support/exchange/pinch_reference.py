@@ -1,4 +1,4 @@
-"""What stands in ``pinch``'s frames, and when: payloads and changes in plain numpy.
+"""The contents of ``pinch``'s frames over time: payloads and changes in plain numpy.
 
 Reference model of ``testbed/native/pinch.c``.
 """
@@ -13,7 +13,7 @@ __all__ = ["changed", "payloads", "rows"]
 
 
 def rows(layout: RowLayout, lanes: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Lanes as they stand in frames: shape (vertices, parts, words)."""
+    """Lanes as frames contain them: shape (vertices, parts, words)."""
     padded = np.zeros(
         (len(lanes), layout.parts * layout.words * 64 // layout.bits), f"<i{layout.bits // 8}"
     )
@@ -44,6 +44,6 @@ def changed(
     age: NDArray[np.integer],
     staleness: int,
 ) -> NDArray[np.bool_]:
-    """Which rows to send; `age` is that of before."""
+    """Which rows to send; `age` is the age before this exchange."""
     change = np.abs(lanes - last).max(axis=1, initial=0)
     return (change > most) | ((change > 0) & (age + 1 >= staleness))

@@ -12,8 +12,8 @@ ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 
 
 def redirect_kicks(context: WorkerContext) -> None:
-    """Have XDP at the doorbell redirect every frame out of eth0, in place of the testbed's own
-    program.
+    """Attach an XDP program to the doorbell that redirects every frame to eth0, in place of the
+    testbed's own program.
     """
     if dispatcher := context.find(Dispatcher):
         dispatcher.detach()
@@ -42,7 +42,9 @@ def ring(context: WorkerContext, mac: str, frames: int) -> None:
 
 
 def receive(context: WorkerContext, frames: int, timeout: float) -> list[int]:
-    """The numbers of the frames that arrive, until there are ``frames`` or the time is over."""
+    """Return the numbers of the frames that arrive, until there are ``frames`` of them or the time
+    is up.
+    """
     receiver = kept(context)["receiver"]
     numbers: list[int] = []
     deadline = time.monotonic() + timeout

@@ -1,7 +1,7 @@
-"""A controller in a process of its own, for tests that end it: ``python controller.py RUN_ID
+"""A controller in a process of its own, for tests that terminate it: ``python controller.py RUN_ID
 [HOSTS]``.
 
-Prints ``up`` when all is there, then waits; stays alive until a signal ends it or a worker dies.
+Prints ``up`` when everything is up, then waits until a signal terminates it or a worker dies.
 """
 
 import sys

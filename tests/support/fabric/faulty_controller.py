@@ -1,7 +1,7 @@
-"""A controller whose faults are in force, for tests that kill it: ``python faulty_controller.py
+"""A controller with faults in force, for tests that kill it: ``python faulty_controller.py
 RUN_ID``.
 
-Prints ``up`` when all is there, then lets faults come and go until it is killed.
+Prints ``up`` when everything is up, then attaches and removes faults until it is killed.
 """
 
 import sys

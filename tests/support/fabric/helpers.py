@@ -1,4 +1,4 @@
-"""What the fabric's tests share."""
+"""Helpers that the fabric's tests share."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from testbed.fabric.state import ROOT
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Return as soon as ``condition`` holds; fail when it does not in time."""
+    """Return as soon as ``condition`` holds; fail if it does not hold in time."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout:g} s"
@@ -19,8 +19,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 def namespaces(but: str | None = None) -> dict[int, str]:
     """Network namespaces of all processes: inode -> a process in it.
 
-    :param but: A run: processes of others are left out, since the kernel gives numbers of inodes
-        again.
+    :param but: A run: processes of other runs are left out, since the kernel reuses inode numbers.
     """
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -46,7 +45,7 @@ def run_of(process: Path) -> str | None:
 
 
 def traces(run_id: str) -> list[str]:
-    """What is there of a run: files, and processes with its id in their environment."""
+    """What exists of a run: files, and processes with its id in their environment."""
     found = [str(path) for path in ROOT.glob(f"*{run_id}*")]
     for process in Path("/proc").glob("[0-9]*"):
         if run_of(process) == run_id:

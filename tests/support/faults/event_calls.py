@@ -6,7 +6,7 @@ from testbed.worker import WorkerContext
 
 
 def spin(context: WorkerContext, seconds: float) -> float:
-    """Compute for so long; return the share of the time that the process had a CPU."""
+    """Compute for the given time; return the share of it during which the process had a CPU."""
     wall, cpu = time.monotonic(), time.process_time()
     while time.monotonic() - wall < seconds:
         pass

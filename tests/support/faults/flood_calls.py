@@ -1,5 +1,5 @@
-"""Functions that tests call in workers: datagrams that begin with their numbers, and all that
-arrive, whomever they are for.
+"""Functions that tests call in workers: they send datagrams that begin with their numbers, and
+record all that arrive, whatever their destination.
 """
 
 import itertools
@@ -21,7 +21,7 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 
 def hear(context: WorkerContext) -> None:
-    """From here on, keep what arrives; a socket that takes the datagrams keeps the stack from
+    """Record what arrives from now on; a socket that accepts the datagrams keeps the stack from
     answering them.
     """
     link = context.resources.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
@@ -35,7 +35,7 @@ def hear(context: WorkerContext) -> None:
 
 
 def send(context: WorkerContext, receivers: list[str], numbers: range) -> None:
-    """Send a datagram a number to each receiver."""
+    """Send one datagram per number to each receiver."""
     plan = context.fabric_plan
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for number in numbers:
@@ -46,7 +46,7 @@ def send(context: WorkerContext, receivers: list[str], numbers: range) -> None:
 
 
 def send_until(context: WorkerContext, receiver: str, enough: str, pause: float) -> int:
-    """Send datagrams until a file is there; return how many.
+    """Send datagrams until a file exists; return how many.
 
     :param pause: Seconds after each.
     """
@@ -63,8 +63,8 @@ def send_until(context: WorkerContext, receiver: str, enough: str, pause: float)
 def heard(
     context: WorkerContext, least: int, timeout: float = 10.0
 ) -> "Counter[tuple[str, str, int]]":
-    """What has arrived since :func:`hear` by sender, receiver and number, once it is ``least`` or
-    the time is over.
+    """Return what has arrived since :func:`hear` by sender, receiver and number, as soon as there
+    are ``least`` frames or the time is up.
     """
     link, counted = kept(context)["link"], kept(context)["heard"]
     names = {host.mac: host.name for host in context.fabric_plan.hosts}
@@ -82,7 +82,7 @@ def heard(
 
 
 def taken(context: WorkerContext) -> list[int]:
-    """Numbers of the datagrams that the stack has let through, up to now."""
+    """Return the numbers of the datagrams that the stack has delivered so far."""
     taker, found = kept(context)["taker"], []
     taker.setblocking(False)
     while True:

@@ -23,9 +23,7 @@ LOOPBACK = 1
 
 
 class Programs:
-    """The programs with rules, on a switch whose ports are all somewhere else than where frames
-    come from.
-    """
+    """The programs with rules, on a switch none of whose ports is the one that frames arrive on."""
 
     def __init__(self, *texts, seed=1, trace=False):
         self.table = compile_rules([parse_rule(text) for text in texts], PLAN, seed)

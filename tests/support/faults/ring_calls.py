@@ -1,4 +1,4 @@
-"""A ring under faults: what workers do."""
+"""Functions that tests call in workers: a ring under faults."""
 
 import numpy as np
 

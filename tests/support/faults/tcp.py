@@ -9,8 +9,8 @@ PORT = 5201
 
 
 def transfer(context: WorkerContext, receiver: str, size: int) -> float:
-    """Send or receive ``size`` bytes, by who this is; the receiver returns bits per second from its
-    first byte on.
+    """Send or receive ``size`` bytes, depending on the worker; the receiver returns the bits per
+    second from its first byte on.
     """
     deadline = time.monotonic() + 30
     if context.name == receiver:
@@ -30,6 +30,6 @@ def transfer(context: WorkerContext, receiver: str, size: int) -> float:
             ) as connection:
                 connection.sendall(bytes(size))
             return 0.0
-        except ConnectionRefusedError:  # it does not listen yet
+        except ConnectionRefusedError:  # the receiver does not listen yet
             if time.monotonic() > deadline:
                 raise

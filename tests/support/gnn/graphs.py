@@ -16,7 +16,7 @@ Adjacency = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 @st.composite
 def adjacencies(draw: Any, least: int = 1, most: int = 24) -> Adjacency:
-    """Symmetric graphs without loops and repeats; vertices without an edge are among them."""
+    """Symmetric graphs without loops and repeated edges; some vertices may have no edge."""
     n = draw(st.integers(least, most))
     ends = st.integers(0, n - 1)
     pairs = np.array(draw(st.lists(st.tuples(ends, ends), max_size=3 * n)), np.int64).reshape(-1, 2)
@@ -25,7 +25,7 @@ def adjacencies(draw: Any, least: int = 1, most: int = 24) -> Adjacency:
 
 @st.composite
 def directed(draw: Any, least: int = 1, most: int = 24) -> Adjacency:
-    """Graphs in which an edge need not go both ways; loops and repeats are among them."""
+    """Directed graphs; there may be loops and repeated edges."""
     n = draw(st.integers(least, most))
     rows = draw(st.lists(st.lists(st.integers(0, n - 1), max_size=6), min_size=n, max_size=n))
     indptr = np.cumsum([0, *map(len, rows)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""A small graph in the files of the Planetoid data sets."""
+"""A small graph in the file format of the Planetoid data sets."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -34,7 +34,9 @@ def parts() -> dict[str, Any]:
 
 
 def write(root: Path, **changed: Any) -> PlanetoidSpec:
-    """Write a graph's files; bytes are written as they are, all else as Python 2 pickled it."""
+    """Write a graph's files; bytes are written unchanged, everything else as Python 2 pickled
+    it.
+    """
     raw = root / "CiteSeer" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for part, value in {**parts(), **changed}.items():

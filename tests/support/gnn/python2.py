@@ -1,4 +1,4 @@
-"""Pickles as Python 2's cPickle wrote them (protocol 2): bytes are strings in latin-1, and modules
+"""Pickles as Python 2's cPickle wrote them (protocol 2): bytes are latin-1 strings, and modules
 have their old names.
 """
 
@@ -15,7 +15,7 @@ OLD_NAMES = {
 }
 
 
-# The one in Python, whose methods can be replaced.
+# The implementation in Python, whose methods can be replaced.
 PicklerInPython: Any = pickle._Pickler  # type: ignore[attr-defined]  # noqa: SLF001
 
 

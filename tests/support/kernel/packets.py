@@ -1,5 +1,5 @@
-"""Packets for the ring's programs, built with scapy, and a rank in the middle of a collective to
-send them to.
+"""Packets for the ring's programs, built with scapy, and a rank in the middle of a collective that
+receives them.
 """
 
 from collections.abc import Iterator
@@ -39,11 +39,11 @@ def packet(
     port: int = PORT,
     **fields: int,
 ) -> bytes:
-    """A whole frame to the rank; fields that are not given are those of a good frame, and it is
-    sealed as it is.
+    """A whole frame to the rank; fields that are not given have the values of a valid frame, and
+    the seal matches the fields.
 
-    :param source: Rank whose addresses it has.
-    :param to: Rank to whose addresses it goes.
+    :param source: Rank whose addresses are the frame's source.
+    :param to: Rank whose addresses are the frame's destination.
     """
     words = np.zeros(LENGTH // 8, np.uint64) if payload is None else payload
     good = {
@@ -69,7 +69,9 @@ def packet(
 
 
 def reduce(chunk: int, **fields) -> bytes:
-    """Reduce-scatter phase as it reaches the rank: the inputs of all ranks from the owner on."""
+    """A frame of the reduce-scatter phase as it reaches the rank: the sum of the inputs of all
+    ranks from the owner on.
+    """
     owner = chunk % RANKS
     hops = (RANK - owner) % RANKS
     before = [input_of((owner + hop) % RANKS, chunk) for hop in range(hops)]
@@ -78,15 +80,15 @@ def reduce(chunk: int, **fields) -> bytes:
 
 
 def result(chunk: int, **fields) -> bytes:
-    """All-gather phase as it reaches the rank. It began behind the last of the reduce-scatter
-    phase, so it ends before that.
+    """A frame of the all-gather phase as it reaches the rank. The phase starts behind the last rank
+    of the reduce-scatter phase, so it ends in front of that rank.
     """
     hop = (RANK - (chunk % RANKS - 1)) % RANKS
     return packet(total_of(chunk), **{"kind": Kind.RESULT, "chunk": chunk, "hop": hop} | fields)
 
 
 def nack(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
-    """Of the rank behind this one, which lacks the partial sum."""
+    """A nack from the rank behind this one, which lacks the partial sum."""
     return packet(source=source, **{"kind": Kind.NACK, "chunk": chunk} | fields)
 
 
@@ -100,8 +102,8 @@ def kick(**fields) -> bytes:
 
 
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:
-    """Enter the collective with all input ready, the first own chunk launched and its token under
-    way.
+    """Enter the collective with all input ready, the first own chunk launched and its token in
+    flight.
     """
     kernel.reset(SEQ - 1)
     kernel.control.lossy = SEQ - 1  # partial sums are saved

@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-PATIENCE = 1 << 24  # looks at the other's turn: it is at work, or waits for its CPU
+PATIENCE = 1 << 24  # polls of the other's turn, while it works or waits for its CPU
 
 
 class Pair:
-    """Two processes on two CPUs that do the same thing round by round, as nearly at once as can be.
+    """Two processes on two CPUs that do the same thing round by round, as nearly simultaneously as
+    possible.
 
-    Processes and not threads: the interpreter's lock would let them run one after the other.
+    They are processes, not threads, because the interpreter's lock would serialize threads.
     """
 
     def __init__(self, work: Callable[[int], None]) -> None:
-        # Shared by both: how far each has come, on cache lines of their own.
+        # Shared by both: the progress of each, on separate cache lines.
         self.turns = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint64)
         self.work = work
 

@@ -1,5 +1,5 @@
-"""Ranks of an exchange, loaded in a namespace of their own, and the frames that they would send
-each other.
+"""Ranks of an exchange, loaded in a network namespace, and the frames that they would send each
+other.
 """
 
 import os
@@ -65,7 +65,7 @@ DEVICES = (("eth0", "wire"), ("doorbell0", "doorbell1"))
 
 @contextmanager
 def namespace() -> Iterator[None]:
-    """Devices of the names that a host has, with nothing behind them."""
+    """A namespace with devices named like a host's, and nothing behind them."""
     with Namespace() as made, made.entered():
         for near, far in DEVICES:
             made.run(
@@ -77,7 +77,7 @@ def namespace() -> Iterator[None]:
 
 
 class NoDispatcher:
-    """Tests hand frames to programs themselves."""
+    """A dispatcher that does nothing: tests hand frames to programs themselves."""
 
     def add(self, *programs: object) -> None:
         pass
@@ -87,10 +87,11 @@ class NoDispatcher:
 
 
 class Loaded(Closing):
-    """Ranks of one exchange, each with programs and maps of its own, as far as they are asked for.
+    """Ranks of one exchange, each with programs and maps of its own. Only the requested ranks are
+    loaded.
 
     A rank's embeddings are those of the vertices that it owns; all are quantized with the exponent
-    that they need together.
+    that fits all of them.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class Loaded(Closing):
         return Numbers(self.layout, self.kind, self.tables[rank].scale)
 
     def open(self, rank: int, seq: int) -> None:
-        """Enter an exchange, as if none had been of that number: nothing has come,
-        nothing is sent.
+        """Open an exchange as if its sequence number had never been used: nothing has arrived,
+        nothing has been sent.
         """
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
@@ -150,13 +151,13 @@ class Loaded(Closing):
         port.process.open(seq)
         senders = [sender for sender, _ in self.numbers_to(rank)]
         meet(port, np.bincount(senders, minlength=self.graph.world))
-        port.maps.control.copies = 0  # until something is sent
+        port.maps.control.copies = 0  # until frames are published
         port.maps.consumer[0] = port.maps.producer[0]
         counters = port.maps.by_name["pinch_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
 
     def numbers_to(self, rank: int) -> list[tuple[int, int]]:
-        """Sender and number of all frames that are for a rank."""
+        """Sender and number of each frame for a rank."""
         found = []
         for sender, bundles in enumerate(self.bundles):
             for number, to in enumerate(np.repeat(bundles.to, self.layout.parts).tolist()):
@@ -165,7 +166,7 @@ class Loaded(Closing):
         return found
 
     def payload(self, sender: int, number: int) -> Words:
-        """Of a rank's frame."""
+        """The payload of a rank's frame."""
         bundles, which = self.bundles[sender], number // self.layout.parts
         one = Bundles(
             bundles.order[bundles.starts[which] : bundles.starts[which + 1]],
@@ -187,7 +188,7 @@ class Loaded(Closing):
         ]
 
     def publish(self, rank: int) -> int:
-        """Have all of a rank's frames in place; how many they are."""
+        """Put all of a rank's frames in place; return their number."""
         port, bundles = self.ports[rank], self.bundles[rank]
         count = len(bundles.to) * self.layout.parts
         mine = np.ascontiguousarray(self.x[self.graph.halos[rank].owned])
@@ -208,15 +209,15 @@ class Loaded(Closing):
         return self.run(rank, "pinch_link", data)
 
     def work(self, rank: int) -> TestRun:
-        """Go on with what has been set aside."""
+        """Continue with deferred work on hubs."""
         return self.run(rank, "pinch_doorbell", self.ports[rank].kicks.work)
 
     def counters(self, rank: int) -> dict[str, int]:
-        """Those that are not zero."""
+        """The counters that are not zero."""
         return {name: count for name, count in self.ports[rank].maps.counters().items() if count}
 
     def results(self, rank: int) -> np.ndarray:
-        """The aggregates so far; accumulators stay, but for maxima."""
+        """The aggregates so far; accumulators are not cleared, except those of maxima."""
         port = self.ports[rank]
         out = np.empty((self.graph.halos[rank].num_owned, self.x.shape[1]), np.float32)
         self.numbers(rank).collect(
@@ -233,8 +234,8 @@ class Loaded(Closing):
         return aggregates.exact_aggregates(self.graph, self.x, self.kind, self.bits)[rank]
 
     def events(self, rank: int) -> list[int]:
-        """Sequence numbers that the ring buffer has had since the last call; a record is a header
-        of 8 bytes and 8 more.
+        """The sequence numbers in the ring buffer since the last call; a record has a header of 8
+        bytes and 8 bytes of data.
         """
         port = self.ports[rank]
         _, _, data = port.maps.by_name["pinch_events"].ring_buffer()
@@ -246,7 +247,7 @@ class Loaded(Closing):
         return found
 
     def memory(self, rank: int) -> dict[str, bytes]:
-        """All that programs can write to, but for counters and what they work in."""
+        """Everything that programs can write to, except counters and scratch memory."""
         left_out = ("counters", "scratch", "events", "both", "fan", "cpus")
         tables = {
             name.removeprefix("pinch_"): table
@@ -264,7 +265,7 @@ class Loaded(Closing):
 
     @contextmanager
     def wire(self) -> Iterator[socket]:
-        """Where frames come out that are sent by the link."""
+        """A socket that receives the frames sent on the link."""
         with socket(AF_PACKET, SOCK_RAW, 0) as tap:
             tap.bind(("wire", ETH_P_ALL))
             tap.settimeout(5)
@@ -272,7 +273,9 @@ class Loaded(Closing):
 
 
 def meet(port: PinchPort, frames: np.ndarray) -> None:
-    """Have all ranks entered, with so many frames each for this one."""
+    """Record that all ranks have entered, with the given number of frames from each for this
+    one.
+    """
     word = np.uint64(word_of(port.process.seq, 0))
     port.maps.peers["theirs"][:, port.process.seq & 1] = word | frames.astype(
         np.uint64
@@ -283,8 +286,8 @@ def meet(port: PinchPort, frames: np.ndarray) -> None:
 def handshake(
     port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int
 ) -> bytes:
-    """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest
-    value.
+    """A rank's handshake to a port's rank: the number of its frames, and the exponent of its
+    largest value.
     """
     seq = fields.setdefault("seq", port.process.seq)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
@@ -293,17 +296,17 @@ def handshake(
 
 
 def first_kick(port: PinchPort) -> bytes:
-    """A kick as its process rings it."""
+    """A kick as its process sends it."""
     return bytes(port.kicks.flows)[: port.kicks.size]
 
 
 def checksum(header: Header, payload: Words) -> int:
-    """That of a whole frame."""
+    """The checksum of a whole frame."""
     return weigh(payload) + frame_seal(header) & (1 << 64) - 1
 
 
 def received(tap: socket) -> list[bytes]:
-    """The exchange's frames that a socket holds."""
+    """The exchange's frames that a socket has received."""
     found = []
     tap.setblocking(False)
     while True:
@@ -318,7 +321,7 @@ def received(tap: socket) -> list[bytes]:
 def frame(
     port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EMBED, /, **fields: int
 ) -> bytes:
-    """A frame to a port's rank; fields that are not given are those of a good one."""
+    """A frame to a port's rank; fields that are not given have the values of a valid frame."""
     group = port.group
     tag, length = int(port.maps.control.tag), 8 * payload.size
     good = {
@@ -338,7 +341,7 @@ def frame(
 
 
 def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fields: int) -> bytes:
-    """An acknowledgement by another rank: of what it has, as much as there is room for around a
+    """An acknowledgement by another rank: of the frames that it has, as many as fit around a given
     frame.
     """
     first = max(chunk // 32 - ACK_BEHIND, 0)
@@ -352,7 +355,7 @@ def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fiel
 
 
 def said(data: bytes) -> Frame:
-    """The acknowledgement that a frame has become, checked as its receiver would."""
+    """The acknowledgement that a frame has become, checked as its receiver would check it."""
     found = decode(data)
     assert found is not None
     header = found.header
@@ -360,12 +363,12 @@ def said(data: bytes) -> Frame:
     assert (header.length, found.payload.size, found.trailer) == (8 * ACK_WORDS, ACK_WORDS, b"")
     assert (found.payload >> np.uint64(32) == 0).all()
     assert header.checksum == checksum(header, found.payload)
-    assert encode(found) == data  # lengths, addresses and IPv4's check
+    assert encode(found) == data  # lengths, addresses and the IPv4 checksum
     return found
 
 
 def bits(found: Frame) -> set[int]:
-    """Frames that an acknowledgement says have come."""
+    """The frames that an acknowledgement reports as arrived."""
     first = max(found.header.chunk // 32 - ACK_BEHIND, 0)
     return {
         32 * (first + i) + b
@@ -376,7 +379,7 @@ def bits(found: Frame) -> set[int]:
 
 
 def hub(parts: bool, ranks: tuple[int, ...] = (0,)) -> Loaded:
-    """Rank 1's two vertices have many neighbours at rank 0, its others one each."""
+    """Two vertices of rank 1 have many neighbours at rank 0, its other vertices one each."""
     fans, others = 700, 40
     target = np.concatenate([np.arange(fans), np.arange(fans), np.arange(others)])
     source = np.concatenate(

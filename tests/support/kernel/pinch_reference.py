@@ -1,5 +1,5 @@
-"""Ranks of an exchange whose every step is done twice, by programs and C and by
-`testbed.protocol.pinch.rank`, and compared.
+"""Ranks of an exchange that take every step twice, in programs and native code and in
+`testbed.protocol.pinch.rank`, and compare the two.
 """
 
 import os
@@ -31,7 +31,7 @@ from testbed.testing.graphs import Partitioned
 from tests.support.exchange import pinch_reference as reference
 from tests.support.kernel.pinch import ETH_P_ALL, Loaded, received
 
-RING = 42  # where the ring's header begins
+RING = 42  # offset of the header that ring and exchange share
 U64 = (1 << 64) - 1
 VERDICTS = {
     Next.DROP: XDP_DROP,
@@ -60,7 +60,7 @@ SAME += ("gone", "late", "handed", "taken")
 
 
 class Accumulators:
-    """The `Sink` of one rank, in plain numpy: ``pinch_add.h`` by the same tables."""
+    """The `Sink` of one rank in plain numpy: what ``pinch_add.h`` does, with the same tables."""
 
     def __init__(self, tables: Tables, layout: RowLayout, kind: Aggregation, none: int) -> None:
         self.tables, self.layout, self.kind, self.none = tables, layout, kind, none
@@ -156,7 +156,7 @@ class Member:
         self.reset()
 
     def reset(self) -> None:
-        """Be as one that has just been loaded."""
+        """Reset to the state of a rank that has just been loaded."""
         port, shared = self.port, self.port.maps.by_name
         tag = int(port.maps.control.tag)
         left_out = (
@@ -186,7 +186,7 @@ class Member:
     # What the process does, twice.
 
     def jump(self, seq: int) -> None:
-        """Let all exchanges up to a sequence number have been."""
+        """Set the state to that after all exchanges up to a sequence number."""
         self.port.maps.control.progress, self.rank.seq = word_of(seq, 0), seq
         for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
             self.port.maps.by_name[f"pinch_{name}"].view()[:] = np.uint64(word_of(seq, 0))
@@ -230,7 +230,7 @@ class Member:
         )
 
     def act(self, policy: Policy) -> None:
-        """Look, and do what is to be done; both look at the same."""
+        """Observe, and do what the policy says; both sides must observe the same."""
         seen, ported = self.process.seen(), self.port.seen()
         for field in fields(Seen):
             if field.name != "lacking":
@@ -243,7 +243,7 @@ class Member:
         self.kicked(self.process.act(actions))
 
     def kicked(self, kicks: list[Packet]) -> None:
-        """Both have kicked with the same kicks, which are on their way."""
+        """Check that both sides have sent the same kicks, and put these in flight."""
         kicked = received(self.network.doorbell)
         expected = sorted(self.bytes_of(kick)[RING:FRAME_BYTES] for kick in kicks)
         assert sorted(data[RING:FRAME_BYTES] for data in kicked) == expected
@@ -265,9 +265,8 @@ class Member:
             self.network.kicks += [(self.index, cpu, "pinch_doorbell", data)] * len(
                 self.rank.config.fan
             )
-        if (
-            out is Next.CPU
-        ):  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
+        # Programs of CPU maps do not support test runs; the one on the link does the same there.
+        if out is Next.CPU:
             self.network.kicks.append((self.index, self.port.placement.cpu, "pinch_link", data))
 
     def kick(self, data: bytes, cpu: int) -> None:
@@ -289,7 +288,7 @@ class Member:
                 )
 
     def serve(self, data: bytes, cpu: int) -> None:
-        """A kick has come to the program that sends."""
+        """A kick has reached the program that sends."""
         packet, self.rank.cpu = self.parse(data), cpu
         self.network.run(self.index, "pinch_send", data, cpu)
         out = self.rank.on_send(packet, 1) if packet is not None else []
@@ -319,7 +318,9 @@ class Member:
         return out, run.data
 
     def parse(self, data: bytes) -> Packet | None:
-        """A frame as the rules see it; None: what the dispatcher does not hand on."""
+        """A frame as the reference model sees it; None: one that the dispatcher does not hand
+        on.
+        """
         frame = decode(data)
         if frame is None:
             return None
@@ -332,7 +333,7 @@ class Member:
         )
 
     def bytes_of(self, packet: Packet) -> bytes:
-        """A frame's bytes as far as it says that it has any."""
+        """The bytes of a frame up to the length in its header."""
         members = self.port.group.members
         source, destination = (
             (
@@ -351,7 +352,7 @@ class Member:
         return encode(Frame(header, payload, source, destination))
 
     def assert_same(self) -> None:
-        """All maps are as the reference model's memory."""
+        """Check that all maps equal the reference model's memory."""
         port, rank = self.port, self.rank
         control = port.maps.control
         assert control.progress == word_of(rank.seq, rank.ready)
@@ -418,7 +419,7 @@ class Member:
         rank.events.clear()
 
     def all_banks(self, banks: np.ndarray) -> np.ndarray:
-        """As the process adds them up."""
+        """The accumulators, added up as the process does it."""
         if self.sink.kind != "max":
             return banks.sum(axis=0, dtype=np.uint64)
         dtype = "<i8" if self.sink.layout.bits == 32 else "<i4"
@@ -426,9 +427,10 @@ class Member:
 
 
 class Compared(Closing):
-    """All ranks of an exchange, and what is on its way between them.
+    """All ranks of an exchange, and the frames in flight between them.
 
-    :param known: The scale is known beforehand: ranks meet only those that they share frames with.
+    :param known: Whether the scale is known beforehand; then ranks only meet those with which they
+        share frames.
     """
 
     def __init__(
@@ -462,9 +464,9 @@ class Compared(Closing):
         return tap
 
     def begin(self, chance: random.Random, seq: int, exchanges: int) -> None:
-        """Have all ranks loaded anew, with so many exchanges before them.
+        """Reset all ranks, and draw the exchanges ahead of them.
 
-        :param seq: Of the exchange before the first.
+        :param seq: Sequence number of the exchange before the first.
         """
         self.chance, self.in_flight, self.kicks = chance, [], []
         received(self.wire), received(self.doorbell)
@@ -484,7 +486,7 @@ class Compared(Closing):
         self.policies: list[Policy | None] = [None] * self.graph.world
 
     def _draw(self, chance: random.Random) -> tuple[np.ndarray, list[Bundles], bool]:
-        """Embeddings of all vertices, which of them are sent, and whether the scale holds."""
+        """Draw embeddings of all vertices, which of them are sent, and whether the scale holds."""
         random_ = np.random.default_rng(chance.getrandbits(32))
         x = random_.uniform(-0.999, 0.999, (len(self.graph.owner), self.dim)).astype(np.float32)
         share, chosen = chance.choice((0.0, 0.3, 1.0, 1.0)), []
@@ -500,7 +502,7 @@ class Compared(Closing):
         return self.loaded.run(rank, program, data)
 
     def deliver(self, index: int = 0) -> None:
-        """A frame comes to where it is addressed, on some CPU."""
+        """Deliver a frame to its destination, on some CPU."""
         data = self.in_flight.pop(index)
         for member in self.members:
             packet = member.parse(data)
@@ -508,7 +510,7 @@ class Compared(Closing):
                 member.link(data, self.chance.choice(self.cpus))
 
     def kick(self, index: int = 0) -> None:
-        """What is on its way within a host goes on."""
+        """Let a kick within a host proceed."""
         rank, cpu, program, data = self.kicks.pop(index)
         member = self.members[rank]
         {"pinch_link": member.link, "pinch_doorbell": member.kick, "pinch_send": member.serve}[
@@ -516,7 +518,7 @@ class Compared(Closing):
         ](data, cpu)
 
     def step(self, index: int) -> bool:
-        """A process goes on, if it can. Has it anything to do still?"""
+        """Let a process go on, if it can; return False once it has finished."""
         member, (turn, phase) = self.members[index], self.at[index]
         if turn == len(self.exchanges):
             return False
@@ -553,7 +555,7 @@ class Compared(Closing):
         return True
 
     def _check(self, index: int, x: np.ndarray, chosen: list[Bundles]) -> None:
-        """What a rank has got is what was sent to it."""
+        """Check that a rank has received what was sent to it."""
         sent = np.zeros(len(self.graph.owner), bool)
         for halo, bundles in zip(self.graph.halos, chosen, strict=True):
             sent[halo.owned[bundles.order]] = True
@@ -582,7 +584,7 @@ class Compared(Closing):
         np.testing.assert_array_equal(out, wanted)
 
     def timer(self, index: int) -> None:
-        """A process has waited for too long."""
+        """Let a process's timer expire."""
         policy = self.policies[index]
         if policy is not None and self.at[index][1] == "wait":
             self.members[index].act(policy)
@@ -592,8 +594,8 @@ class Compared(Closing):
         return all(turn == len(self.exchanges) for turn, _ in self.at)
 
     def finish(self, rounds: int = 400) -> None:
-        """Nothing goes wrong any more: deliver all in order, and let timers expire when nothing
-        moves.
+        """From now on without faults: deliver everything in order, and let timers expire when
+        nothing is in flight.
         """
         for _ in range(rounds):
             if self.finished:

@@ -1,5 +1,5 @@
-"""A rank whose every step is done twice, by the loaded programs and by `testbed.protocol`, and
-compared.
+"""A rank that takes every step twice, in the loaded programs and in `testbed.protocol`, and
+compares the two.
 """
 
 import os
@@ -30,9 +30,9 @@ LOOPBACK = 1
 
 
 class KernelRank:
-    """``bpf/ring.bpf.c``, loaded for one rank, and its maps as a process sees them.
+    """``bpf/ring.bpf.c`` loaded for one rank, and its maps as a process sees them.
 
-    :param spare: Elements that the maps have beyond what the programs are told.
+    :param spare: Elements that the maps have beyond the number that the programs know.
     """
 
     def __init__(self, config: Config, spare: int = 0) -> None:
@@ -83,7 +83,9 @@ class KernelRank:
         self.object.close()
 
     def reset(self, seq: int = 0, nack_holdoff_us: int = 0) -> None:
-        """As new, but for the sequence number that the process is said to have entered."""
+        """Reset to the initial state, except for the sequence number that the process has
+        entered.
+        """
         for memory in (self.inputs, self.results, *self.memory.values()):
             memory[:] = np.zeros((), memory.dtype)
         counters = self.object.maps["ring_counters"]
@@ -105,8 +107,8 @@ class KernelRank:
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def events(self) -> list[int]:
-        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a
-        sequence number.
+        """The sequence numbers in the ring buffer since the last call; a record has a header of 8
+        bytes in front of each.
         """
         found = []
         while self.consumer[0] < self.producer[0]:
@@ -116,13 +118,13 @@ class KernelRank:
         return found
 
     def nacks(self, cpu: int) -> Struct:
-        """What the programs want to ask for on a CPU."""
+        """The nack queue of a CPU."""
         table = self.object.maps["ring_nacks"]
         return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_nacks")))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
-        """All that a process goes by, without counters, results that are not done and what is left
-        in free slots.
+        """Everything that a process acts on; without counters, unfinished results, and the contents
+        of free slots.
         """
         done, early = self.records["result"] != 0, self.memory["early_frames"]["state"] != FREE
         memory = self.inputs, self.results[done], self.records, self.memory["early_frames"][early]
@@ -132,7 +134,9 @@ class KernelRank:
         return *(part.tobytes() for part in memory), bytes(self.control), self.sq.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
-        """The maps hold what the reference model holds. Times are left out: the clocks differ."""
+        """Check that the maps equal the reference model's memory. Times are left out, because the
+        clocks differ.
+        """
         control = self.control
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
@@ -203,7 +207,7 @@ class KernelRank:
 
 
 def _assert_same_queue(queue: np.void, expected: NackQueue) -> None:
-    """The same requests, but for when they are due."""
+    """Check that the nacks are the same, except for their due times."""
 
     def entries(first: int, end: int) -> list[tuple[int, ...]]:
         found = queue["nacks"][[index % NACK_ENTRIES for index in range(first, end)]]
@@ -217,7 +221,7 @@ def _assert_same_queue(queue: np.void, expected: NackQueue) -> None:
 
 
 class ReferenceRank(Rank):
-    """A `Rank` whose every frame goes through the kernel as well."""
+    """A `Rank` each of whose frames also goes through the kernel."""
 
     kernel: KernelRank
 
@@ -231,7 +235,9 @@ class ReferenceRank(Rank):
         return self._both("ring_execute", XDP_REDIRECT, super().on_wr, kick)
 
     def on_bytes(self, data: bytes) -> Frame | None:
-        """Any bytes by the link: what is no frame of the ring's is dropped and changes nothing."""
+        """Any bytes on the link: whatever is no frame of the ring must be dropped and change
+        nothing.
+        """
         frame = decode(data)
         if frame is not None:
             assert encode(frame)[42:] == data[42:]
@@ -260,7 +266,7 @@ class ReferenceRank(Rank):
 
 
 class ReferenceProcess(Process):
-    """A `Process` whose every step is also done by ``testbed/native/ring.c``, on the programs'
+    """A `Process` each of whose steps is also taken by ``testbed/native/ring.c``, on the programs'
     maps.
     """
 
@@ -275,7 +281,9 @@ class ReferenceProcess(Process):
         shared["results"] = kernel.results
         shared["streams"] = kernel.memory["streams"][stream : stream + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
-        self._in_c = False  # C is at work, and does by itself what this class does step by step
+        self._in_c = (
+            False  # native code is running, and does by itself what this class does step by step
+        )
 
     def begin(self, seq: int, total: int, length: int, tag: int) -> None:
         super().begin(seq, total, length, tag)

@@ -1,4 +1,4 @@
-"""Programs that are run many times."""
+"""Run programs on many frames."""
 
 import ctypes
 
@@ -10,7 +10,7 @@ from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 
 
 class Runner:
-    """A program, run on frames where they lie: a `Program.test_run` without its copies."""
+    """A program that is run on frames in place: `Program.test_run` without its copies."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -21,7 +21,7 @@ class Runner:
         self.run = libbpf().bpf_prog_test_run_opts
 
     def __call__(self, frames: NDArray[np.uint8], lengths: NDArray[np.int64]) -> set[int]:
-        """The verdicts that there were."""
+        """Run the program on each frame; return the set of verdicts."""
         options, by_reference, fd, run = (
             self.options,
             ctypes.byref(self.options),

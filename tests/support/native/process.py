@@ -1,5 +1,5 @@
-"""The C of ``testbed/native/ring.c`` on memory of the test's choice, with a socket pair for a
-doorbell.
+"""The native code of ``testbed/native/ring.c`` on memory that the test provides, with a socket pair
+as its doorbell.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ RECORDS = 64
 Memory = Mapping[str, NDArray[Any]]
 NONE: Memory = MappingProxyType({})
 U16, U32 = ctypes.c_uint16, ctypes.c_uint32
-#: Maps that the process shares with its programs, and the struct that each is an array of.
+#: Maps that the process shares with its programs; each is an array of the struct named here.
 STRUCTS = {
     "control": "ring_control",
     "early_frames": "ring_early",
@@ -45,8 +45,7 @@ SIZES = {
 class NativeProcess:
     """``struct ring``, and its functions by name.
 
-    :param shared: Arrays to work on, by the name of the map, where they are not to be this object's
-        own.
+    :param shared: Arrays to work on instead of this object's own, by the name of the map.
     """
 
     def __init__(self, rank: int, ranks: int, window: int, shared: Memory = NONE) -> None:
@@ -133,7 +132,7 @@ class NativeProcess:
 
 
 def sq_pending(control: Struct, sq: NDArray[Any]) -> list[WorkRequest]:
-    """The work requests that are posted and not taken."""
+    """The work requests that are posted but not taken."""
     count = control.sq_tail - control.sq_head & 0xFFFFFFFF
     return [
         WorkRequest(*sq[(control.sq_head + index) % SQ_ENTRIES].item()) for index in range(count)

@@ -1,4 +1,4 @@
-"""What happens to a network of ring ranks, drawn by hypothesis."""
+"""Actions on a network of ring ranks, drawn by hypothesis."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ ACTIONS = (
     "misread",
     "timer",
 )
-"""A healthy network most of the time: what delivers is drawn more often."""
+"""A network that is healthy most of the time: deliveries are drawn more often."""
 
 
 WIDTHS = {
@@ -32,15 +32,15 @@ WIDTHS = {
 }
 FIELDS = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
-# Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes
-# to no loss.
+# Long lists: hypothesis tends to draw about twice the least size, and a handful of actions never
+# gets as far as a loss.
 SCRIPTS = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400
 )
 
 
 def act(network: Network, action: str, index: int) -> None:
-    """One thing that happens, to the frame or member that ``index`` falls on."""
+    """Apply an action to the frame or member that ``index`` selects."""
     in_flight, member = network.in_flight, network.members[index % len(network.members)]
     if action == "serve":
         network.serve(index % len(network.members))
@@ -59,8 +59,8 @@ def act(network: Network, action: str, index: int) -> None:
     elif action == "damage" and (frame := in_flight[index % len(in_flight)]).payload.size:
         frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
     elif action == "cancel" and (frame := in_flight[index % len(in_flight)]).payload.size:
-        # Two errors that a sum of words does not see: a bit set in one word, and the same one
-        # cleared in another.
+        # Two errors that a sum of words does not detect: a bit is set in one word, and the same bit
+        # is cleared in another.
         bit = np.uint64(1 << index % 64)
         clear, full = np.flatnonzero(frame.payload & bit == 0), np.flatnonzero(frame.payload & bit)
         if clear.size and full.size:
@@ -73,6 +73,6 @@ def act(network: Network, action: str, index: int) -> None:
 
 
 def cancel(frame: Frame) -> None:
-    """Two errors that a sum of words does not see: two words that differ in a bit change it."""
+    """Two errors that a sum of words does not detect: two words that differ in a bit swap it."""
     lowest = frame.payload & np.uint64(1)
     frame.payload[[int(np.argmin(lowest)), int(np.argmax(lowest))]] ^= np.uint64(1)

@@ -1,5 +1,5 @@
-"""A network of ranks in memory: frames in flight are a list that tests deliver, lose, duplicate,
-reorder and damage at will.
+"""A network of ranks in memory: tests deliver, lose, duplicate, reorder and damage the frames in a
+list of those in flight.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,9 @@ def config(
 
 @dataclass(frozen=True)
 class Collective:
-    """One all-reduce: the words that each rank brings, ``(ranks, total, words of a chunk)``."""
+    """One all-reduce: the words that each rank contributes, ``(ranks, total, words of a
+    chunk)``.
+    """
 
     seq: int
     inputs: Words
@@ -73,7 +75,7 @@ class Collective:
 def collectives(
     ranks: int, totals: Sequence[int], *, after: int = 0, words: int = 8, seed: int = 0
 ) -> list[Collective]:
-    """Collectives one after the other, random lanes of 32 bits and their checks; a single chunk may
+    """A sequence of collectives with random lanes of 32 bits and their checks; a single chunk may
     be shorter than a frame.
     """
     random = np.random.default_rng(seed)
@@ -90,7 +92,7 @@ def collectives(
 
 
 class Member:
-    """A rank, its process, and how far it has come with the collectives that it has to do."""
+    """A rank, its process, and their progress with the collectives that they have to do."""
 
     def __init__(self, rank: Rank, window: int, todo: Sequence[Collective]) -> None:
         self.rank = rank
@@ -106,7 +108,7 @@ class Member:
 
     @property
     def waiting(self) -> bool:
-        """Has it published all and not got all?"""
+        """Whether it has published all input but not received all results."""
         return (
             self.current is not None
             and self.rank.ready == self.current.total
@@ -114,7 +116,7 @@ class Member:
         )
 
     def progressed(self) -> bool:
-        """Has something new come since the last call?"""
+        """Whether something new has arrived since the last call."""
         before, self._progress = (
             self._progress,
             sum(stream.progress for stream in self.rank.streams),
@@ -122,8 +124,8 @@ class Member:
         return self._progress != before
 
     def step(self, chunks: int = 1) -> None:
-        """What the process does next: enter a collective, publish up to ``chunks`` more, or take
-        the results.
+        """Let the process do what comes next: enter a collective, publish up to ``chunks`` more, or
+        take the results.
         """
         if self.current is None:
             if self.todo:
@@ -149,7 +151,7 @@ class Member:
 
 
 class Network:
-    """Ranks and the frames between them."""
+    """Ranks, and the frames in flight between them."""
 
     def __init__(
         self,
@@ -187,7 +189,9 @@ class Network:
             self.in_flight.append(frame)
 
     def emit_all(self, rank: Rank, frame: Frame | None) -> None:
-        """A frame, and what its copies ask for that come back by the doorbell."""
+        """Send a frame, then the nacks that its copies trigger when they come back through the
+        doorbell.
+        """
         while frame is not None:
             self.emit(frame)
             frame = rank.on_wr(frame, self.now_us) if rank.nack_due else None
@@ -201,7 +205,7 @@ class Network:
         self.emit_all(rank, rank.on_frame(frame, self.now_us))
 
     def serve(self, index: int) -> None:
-        """A kick of this rank's has come back."""
+        """A kick of this rank has come back through the doorbell."""
         self.now_us += TICK_US
         member = self.members[index]
         self.emit_all(member.rank, member.rank.on_wr(member.process.kick(), self.now_us))
@@ -211,8 +215,8 @@ class Network:
         return all(member.finished for member in self.members)
 
     def run(self, rounds: int = 1000, timers: bool = True) -> None:
-        """Deliver everything in order and let timers fire only when nothing moves, until all ranks
-        are done.
+        """Deliver everything in order, and let timers fire only when nothing is in flight, until
+        all ranks are done.
         """
         for _ in range(rounds):
             if self.finished:

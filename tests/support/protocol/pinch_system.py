@@ -1,16 +1,16 @@
-"""Ranks of an exchange as a `System` to explore: their programs and processes, frames between them,
-and what may go wrong.
+"""Ranks of an exchange as a `System` to explore: their programs and processes, the frames between
+them, and faults.
 
-A state is a tuple of numbers: that of each rank's state, those of the frames under way, of those
-that are late, of those that a CPU has verified and not claimed yet, and the faults that are left.
-What a rank does depends on its own state and on what it is given alone, so each is worked out once
-(`Ranks.react`) by the core itself, and the rest is looking up.
+A state is a tuple of numbers, which stand for: each rank's state, the frames in flight, those that
+are held back, those that a CPU has verified but not yet claimed, and the faults left. What a rank
+does depends only on its own state and on the event, so the protocol's core computes each reaction
+once (`Ranks.react`), and afterwards it is looked up.
 
-What is left out because nothing can tell: clocks and counters; how many frames have been heard of,
-but for whether there are new ones; where ranks say that they are, which is for the texts of errors;
-what an exchange that is over has sent. Timers expire when nothing moves any more, as they are
-longer than round trips; those that do so earlier are a fault. What rings within a host is carried
-out at once, or is lost.
+States leave out what no move can observe: clocks and counters; the number of frames heard, except
+whether there are new ones; the positions that ranks report, which are only for the texts of errors;
+what an exchange that is over has sent. Timers expire when nothing is in flight, because they are
+longer than round trips; a timer that expires earlier is a fault. Kicks within a host are carried
+out at once, or are lost.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ from tests.support.explore import FAULT, System
 __all__ = ["FIELDS", "Exchanges", "Parts", "Ranks", "Scene"]
 
 COOKIE, GROUP, TAG = 0x5EED_C0DE, 3, 0x7A6
-ROW = 1  # words of a vertex
-HUB = 1 << 40  # of a value: its vertex has two slices of neighbours
-CAP = 2  # more attempts than that are none that anybody could tell apart
+ROW = 1  # words per vertex
+HUB = 1 << 40  # flag of a value: its vertex has two slices of neighbours
+CAP = 2  # no move can distinguish numbers of attempts above this
 FIELDS = [name for name in Packet._fields if name not in ("version", "body")]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is to happen.
+    """What happens in an exploration.
 
-    :param frames: For each rank and each of the others, how many frames it sends there, exchange by
-        exchange.
-    :param faults: How many of all kinds there may be, `kinds`: which; `flips`: the fields that bits
-        flip in.
+    :param frames: For each exchange, the number of frames that each rank sends to each other one.
+    :param faults: How many faults there may be in total; `kinds`: which ones; `flips`: the fields
+        in which bits flip.
     :param holds: For each exchange, whether the scale holds.
-    :param nonfinite: A rank that has a value beyond the known scale in its last exchange; NOBODY:
-        none has.
-    :param partners: Ranks that share frames are the only ones that meet.
-    :param seq: Of the first exchange.
-    :param crash: One rank may die.
-    :param hubs: Frames have a vertex of many neighbours.
-    :param before: Of the bitmaps' words: the exchange that they were used in last; None: the one
-        before the first.
-    :param brisk: Ranks send a handshake and have their frames ready at once.
-    :param only: Kinds of frames that faults meet.
+    :param nonfinite: A rank with a value beyond the known scale in its last exchange; NOBODY: no
+        rank.
+    :param partners: Whether only ranks that share frames meet.
+    :param seq: The sequence number of the first exchange.
+    :param crash: Whether one rank may die.
+    :param hubs: Whether each frame has a vertex of many neighbours.
+    :param before: The exchange in which the bitmaps' words were last used; None: the one before the
+        first.
+    :param brisk: Whether ranks have their frames ready as soon as they send a handshake.
+    :param only: Kinds of frames that faults apply to.
     """
 
     frames: Sequence[Sequence[Sequence[int]]]
@@ -77,12 +76,12 @@ class Scene:
         return len(self.frames[0])
 
     def value(self, turn: int, sender: int, number: int) -> int:
-        """What a frame brings."""
+        """The value in a frame."""
         return (turn + 1) << 16 | (sender + 1) << 8 | number + 1 | HUB * self.hubs
 
     def to(self, turn: int, sender: int) -> list[int]:
-        """For each of a rank's frames its ranks, a bit each: frame n is for the ranks that get more
-        than n.
+        """The receivers of each of a rank's frames, as bit masks: frame n is for the ranks that get
+        more than n frames.
         """
         counts = self.frames[turn][sender]
         return [
@@ -91,7 +90,7 @@ class Scene:
         ]
 
     def expected(self, turn: int, rank: int) -> tuple[int, ...]:
-        """What a rank has added up after an exchange."""
+        """The values that a rank must have added after an exchange."""
         values = [
             self.value(turn, sender, number)
             for sender in range(self.ranks)
@@ -102,7 +101,7 @@ class Scene:
 
 
 class Added:
-    """The `Sink` of a rank: all values that were added, sorted; those of hubs once a slice."""
+    """The `Sink` of a rank: all values that were added, sorted; those of hubs once per slice."""
 
     def __init__(self) -> None:
         self.values: tuple[int, ...] = ()
@@ -125,8 +124,8 @@ class Parts(NamedTuple):
 
     :param phase: ``opened``, ``entered``, ``waiting``, ``lingering``, and in the end ``closed``,
         ``failed`` or ``dead``.
-    :param turn: The exchange that it is in.
-    :param wrong: What must not be.
+    :param turn: The exchange that the rank is in.
+    :param wrong: What is wrong with the rank; empty if nothing is.
     """
 
     memory: tuple[Any, ...]
@@ -197,14 +196,14 @@ class Ranks:
         self._outlooks: dict[tuple[int, int], Outlook] = {}
 
     def packet(self, packet: Packet) -> int:
-        """The number of a frame."""
+        """Return the number of a frame."""
         number = self._numbers.setdefault(packet, len(self.packets))
         if number == len(self.packets):
             self.packets.append(packet)
         return number
 
     def start(self, index: int) -> int:
-        """A rank that has just opened its first exchange."""
+        """Return the state of a rank that has just opened its first exchange."""
         scene, rank = self.scene, self.ranks[index]
         rank.__init__(rank.config, rank.sink)  # type: ignore[misc]
         self.sinks[index].values = ()
@@ -244,8 +243,8 @@ class Ranks:
     def react(
         self, number: int, index: int, event: str, packet: int = -1, lose_kicks: bool = False
     ) -> tuple[int, tuple[int, ...]]:
-        """What a rank in some state does on an event: its state then, and the frames
-        that it sends.
+        """What a rank in some state does on an event: its state afterwards, and the frames that it
+        sends.
         """
         key = number, index, event, packet, lose_kicks
         if key not in self._known:
@@ -283,7 +282,7 @@ class Ranks:
     def _ring(
         rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_kicks: bool
     ) -> None:
-        """Carry out what rings within the host."""
+        """Carry out the kicks within the host."""
         while todo:
             where, packet = todo.pop(0)
             if packet is None:
@@ -298,8 +297,8 @@ class Ranks:
                 todo += rank.on_send(packet, 1)
 
     def _renumber(self, rank: Rank) -> None:
-        """Number what was put on the stream anew, if nothing under way has numbers of it: only
-        their order counts.
+        """Renumber what was put on the stream, unless frames in flight may contain such numbers:
+        only their order matters.
         """
         if self.scene.kinds & {"hold", "early"}:
             return
@@ -326,7 +325,7 @@ class Ranks:
         }
         return [(Next.DOORBELL, kick) for kick in kicked]
 
-    # What a process does: its phase, turn, policy, what is wrong, and kicks.
+    # Moves of a process. Each returns the phase, the turn, the policy, what is wrong, and kicks.
 
     def _enter(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         scene, process, turn = self.scene, self.processes[index], parts.turn
@@ -349,8 +348,8 @@ class Ranks:
         return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", kicked
 
     def _finish(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
-        """Take the sums, and open what comes next: another exchange, or the last, in which all
-        linger.
+        """Take the sums, and open what comes next: another exchange, or the last one, in which all
+        ranks linger.
         """
         process, sink, turn = self.processes[index], self.sinks[index], parts.turn
         rank, wrong = self.ranks[index], ""
@@ -366,7 +365,7 @@ class Ranks:
             {},
             {},
             {},
-        )  # nothing of it is looked at any more
+        )  # none of it is read any more
         process.open(seq_after(rank.seq))
         if turn + 1 < len(self.scene.frames):
             return "opened", turn + 1, None, wrong, []
@@ -376,8 +375,8 @@ class Ranks:
         return "lingering", turn, None, wrong, [process.linger()]
 
     def _fail(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
-        """Exchanges have ended, as somebody says: a rank with nonfinite values lingers as well,
-        until all know.
+        """Another rank has said that exchanges have ended: a rank with nonfinite values lingers
+        until all ranks know.
         """
         rank = self.ranks[index]
         return ("lingering" if rank.nonfinite else "failed"), parts.turn, None, parts.wrong, []
@@ -413,7 +412,7 @@ class Ranks:
     ) -> int:
         rank = self.ranks[index]
         rank.events.clear()
-        if phase in GONE:  # what it was is of no interest, but for what it has said of others
+        if phase in GONE:  # nothing else about it matters than what it has said about others
             parts = Parts((rank.gone, rank.late, rank.nonfinite), (), phase, turn, None, wrong)
         else:
             self._forget_counts(rank, policy)
@@ -431,7 +430,7 @@ class Ranks:
         return number
 
     def _forget_counts(self, rank: Rank, policy: Policy | None) -> None:
-        """Count what was heard only as far as the policy compares it with what it has noted."""
+        """Reduce counts of frames heard to what the policy compares with what it has noted."""
         for peer in rank.peers:
             peer.at = peer.waits = 0
         rank.end_acked = rank.end_acked if rank.has_ended else 0
@@ -470,8 +469,8 @@ def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
 
 
 class State(NamedTuple):
-    """Numbers of ranks' states; of frames, as they fly, as they are held back, and as CPUs have
-    verified them; faults left.
+    """Numbers of the ranks' states; of the frames in flight, held back, and verified by a CPU;
+    faults left.
     """
 
     ranks: tuple[int, ...]
@@ -483,7 +482,7 @@ class State(NamedTuple):
 
 @dataclass
 class Exchanges(System[State]):
-    """All of it. See `Scene`."""
+    """All ranks, and the frames between them. See `Scene`."""
 
     ranks: Ranks
     scene: Scene = field(init=False)
@@ -517,9 +516,7 @@ class Exchanges(System[State]):
         return None
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """See `System.moves`. What can have no effect any more is no part of the states that they
-        lead to.
-        """
+        """See `System.moves`. The resulting states omit frames that can have no effect any more."""
         for name, after in self._moves(state):
             yield name, self._settle(after)
 
@@ -536,8 +533,8 @@ class Exchanges(System[State]):
         return State(state.ranks, in_flight, held, verified, state.faults)
 
     def _is_over(self, number: int, ranks: tuple[int, ...]) -> bool:
-        """Whether a frame is for a rank that has left, or is past all that it could be of interest
-        for.
+        """Whether a frame has no effect any more: its receiver has left, or has gone past the
+        exchange that it belongs to.
         """
         to = self.ranks.packets[number].destination
         if not 0 <= to < len(ranks):
@@ -553,7 +550,7 @@ class Exchanges(System[State]):
             return packet.seq + 1 < seq
         if (
             self.scene.flips or self.scene.crash
-        ):  # one that is damaged, or that says no more than that its sender lives
+        ):  # a frame may be damaged, or tell only that its sender is alive
             return False
         return packet.seq < seq and not packet.flags
 
@@ -602,7 +599,7 @@ class Exchanges(System[State]):
     def _frame(
         self, state: State, place: int, number: int, parts: list[Parts]
     ) -> Iterator[tuple[str, State]]:
-        """What can become of a frame."""
+        """Everything that can happen to a frame."""
         gone = state._replace(in_flight=_without(state.in_flight, place))
         yield from self._deliver(gone, self.say(number), number, parts)
         packet = self.ranks.packets[number]
@@ -658,7 +655,7 @@ class Exchanges(System[State]):
     def _stall(
         self, state: State, packet: Packet, number: int, parts: list[Parts]
     ) -> Iterator[tuple[str, State]]:
-        """A CPU has verified the frame, and is held up then."""
+        """A CPU verifies the frame, and is then held up."""
         rank = self.ranks.ranks[packet.destination]
         rank.restore(parts[packet.destination].memory)
         if rank.is_for_me(packet) and rank.verify(packet) and not rank.is_late(packet.seq):

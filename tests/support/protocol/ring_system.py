@@ -1,9 +1,9 @@
-"""Small rings, for exploration: `testbed.protocol` with payloads that are numbers, clocks that
-stand still, and faults at will.
+"""Small rings for exploration: `testbed.protocol` with payloads that are numbers, stopped clocks,
+and arbitrary faults.
 
-Each rank's input has a place of its own in a payload, so a sum shows whose inputs are in it, and
-how often. Above the 64 bits that programs add up lies what they do not see, but a check does.
-Attempts, counters and times are left out: nothing goes by them.
+Each rank's input has digits of its own in a payload, so a sum shows whose inputs it contains, and
+how often. Bits above the 64 that programs add up stand for errors that they do not see, but a check
+does. Attempts, counters and times are left out, because no decision depends on them.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ __all__ = [
 ]
 
 UNSEEN = 1 << 64
-"""An error that a plain sum does not see."""
+"""An error that a plain sum does not detect."""
 STALLED = 4
-"""Stalls after which a process may ask without knowing why."""
+"""Stalls after which a process may request frames that it does not know to be lost."""
 ROUNDS = 3
-"""Times that everybody is asked before somebody is called silent: more often than questions and
-answers get lost.
+"""How often all ranks are asked before one is called silent: more often than questions and answers
+are lost.
 """
 TAG = 7
 
@@ -96,7 +96,7 @@ FrozenFrame = tuple[Any, ...]
 
 
 class EarlyFrames(dict):
-    """Slots; most are free."""
+    """The slots of the early-frame buffer; most are free."""
 
     def __missing__(self, slot: int) -> None:
         return None
@@ -125,11 +125,11 @@ class TinyRank(Rank):
         super()._put(queue, nack._replace(due_frame=0, due_us=0, tries=0))
 
     def __post_init__(self) -> None:
-        """Nothing: `_thaw` sets all."""
+        """Does nothing: `_thaw` sets all fields."""
 
 
 class TinyProcess(Process):
-    """A process that may always ask for everything, and looks at what a sum does not see."""
+    """A process that may request everything at any time, and detects errors that a sum does not."""
 
     def replay(self) -> None:
         memory = self.memory
@@ -155,7 +155,7 @@ class TinyProcess(Process):
 
 
 class RankState(NamedTuple):
-    """All that a rank is, frozen."""
+    """The whole state of a rank, frozen."""
 
     seq: int = 1
     ready: int = 0
@@ -175,17 +175,17 @@ class RankState(NamedTuple):
     again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
     early_frames: tuple[tuple[int, Any], ...] = ()
-    #: The process: what it does, with which collective; whether it has looked since something came,
-    #: and its total.
+    #: The process: its phase and its collective; whether it has stalled since something arrived;
+    #: its total.
     phase: str = "idle"
     turn: int = 0
     stalled: bool = False
     total: int = 0
-    #: Of the wait: times that everybody has been asked since something came, and since each rank
+    #: The wait: how often all ranks have been asked since something arrived, and since each rank
     #: was heard.
     rounds: int = 0
     ages: tuple[int, ...] = ()
-    #: A frame that a CPU was held up with, after it has looked and before it acts.
+    #: A frame with which a CPU is held up, after it has looked and before it acts.
     held: tuple[Any, ...] | None = None
 
 
@@ -193,7 +193,7 @@ GONE = ("left", "crashed", "failed")
 
 
 class Budget(NamedTuple):
-    """Faults that are left: of any kind, and of these, of some."""
+    """Faults that are left: of all kinds together, and the limits of two kinds among them."""
 
     any: int = 2
     crash: int = 1
@@ -204,8 +204,8 @@ ANY_TWO = Budget()
 
 
 class State(NamedTuple):
-    """Numbers of the ranks' states, of frames by sender and receiver in order, and of frames that
-    are late; faults left, and what was wrong.
+    """Numbers of the ranks' states, of the frames in flight by sender and receiver, in order, and
+    of late frames; faults left; what is wrong.
     """
 
     ranks: tuple[int, ...]
@@ -216,7 +216,9 @@ class State(NamedTuple):
 
 
 class Reaction(NamedTuple):
-    """What a rank does: its state then, whom it sends which frames, and what is wrong."""
+    """What a rank does: its state afterwards, the receivers and numbers of the frames that it
+    sends, and what is wrong.
+    """
 
     rank: RankState
     sent: tuple[tuple[int, int], ...] = ()
@@ -225,14 +227,15 @@ class Reaction(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """How large a ring, and what it does.
+    """The size of a ring, and what happens to it.
 
     :param totals: Chunks of each all-reduce.
     :param faults: Kinds of faults.
     :param flips: Fields in which bits are flipped.
-    :param data: Whether only frames with data meet faults.
-    :param eager: Whether processes do at once what they can do, which leaves fewer orders of moves.
-    :param late_looks: Whether they look at their results at any time all the same.
+    :param data: Whether faults apply only to frames with data.
+    :param eager: Whether processes do at once whatever they can do, which leaves fewer orders of
+        moves.
+    :param late_looks: Whether they may nevertheless verify their results at any time.
     """
 
     ranks: int = 2
@@ -284,11 +287,11 @@ FLIPS = {
 
 
 class RingSystem(System[State]):
-    """A ring in which everything may happen.
+    """A ring in which anything may happen.
 
-    What a rank does depends on its own state and on what it is given alone, so each reaction is
-    worked out once by the core itself, and the rest is looking up. A state is a tuple of numbers,
-    as those of whole ranks take long to be hashed.
+    What a rank does depends only on its own state and on the event, so the protocol's core computes
+    each reaction once, and afterwards it is looked up. A state is a tuple of numbers, because whole
+    ranks take long to hash.
     """
 
     rank_class = TinyRank
@@ -325,14 +328,14 @@ class RingSystem(System[State]):
         self._waits: dict[tuple[int, int], set[int]] = {}
 
     def _part(self, rank: RankState) -> int:
-        """The number of a rank's state."""
+        """Return the number of a rank's state."""
         number = self._numbers.setdefault(rank, len(self.parts))
         if number == len(self.parts):
             self.parts.append(rank)
         return number
 
     def _frame(self, frame: FrozenFrame) -> int:
-        """The number of a frame."""
+        """Return the number of a frame."""
         number = self._numbers.setdefault(frame, len(self.frames))
         if number == len(self.frames):
             self.frames.append(frame)
@@ -370,7 +373,7 @@ class RingSystem(System[State]):
             yield name, self._hurry(after) if self.scene.eager else after
 
     def _hurry(self, state: State) -> State:
-        """Let processes do what they need wait for nothing to do."""
+        """Let processes do everything for which they need not wait."""
         while not state.wrong:
             for index, number in enumerate(state.ranks):
                 rank = self.parts[number]
@@ -515,7 +518,7 @@ class RingSystem(System[State]):
                 )
 
     def _do(self, state: State, index: int, react: Callable[..., Reaction], *given: int) -> State:
-        """Let a rank do something, and put what it sends on its way."""
+        """Let a rank do something, and put the frames that it sends in flight."""
         key = react.__name__, state.ranks[index], index, *given
         if (known := self._known.get(key)) is None:
             reaction = react(self.parts[state.ranks[index]], index, *given)
@@ -534,10 +537,10 @@ class RingSystem(System[State]):
         return State((*ranks[:index], number, *ranks[index + 1 :]), links, state.late, state.budget)
 
     def _go(self, state: State, index: int, phase: str) -> State:
-        """Let a rank go, by whatever way."""
+        """Remove a rank that has left, crashed or failed."""
         ranks, links = list(state.ranks), list(state.links)
-        ranks[index] = self._part(RankState(phase=phase))  # nothing else of it matters any more
-        # What is on its way to who is gone changes nothing.
+        ranks[index] = self._part(RankState(phase=phase))  # nothing else about it matters any more
+        # Frames on their way to a rank that is gone change nothing.
         for sender in range(self.scene.ranks):
             links[sender * self.scene.ranks + index] = ()
         late = tuple(frame for frame in state.late if self._receiver(frame) != index)
@@ -574,8 +577,8 @@ class RingSystem(System[State]):
         return Reaction(_freeze(here, rank, process, phase=phase, turn=here.turn + 1))
 
     def _timer(self, here: RankState, index: int) -> Reaction:
-        """A probe of the rank before on all lanes, what is known to be lost, and a question to
-        everybody.
+        """Probe the preceding rank on all streams, nack what is known to be lost, and ask all other
+        ranks.
         """
         rank, process = self._thaw(here, index)
         process.on_timer(0)
@@ -587,7 +590,7 @@ class RingSystem(System[State]):
         return self._serve(here, rank, process, rounds=rounds, ages=ages)
 
     def _given_up(self, here: RankState, index: int) -> list[int]:
-        """Whom a rank would call silent."""
+        """The ranks that a rank would call silent."""
         peers = [Peer(*peer) for peer in here.peers]
         return to_blame(silent(index, here.ages, self.rounds), here.seq, peers)
 
@@ -599,8 +602,8 @@ class RingSystem(System[State]):
         return after
 
     def _end(self, state: State, index: int, word: int) -> State:
-        """A rank's collective fails, by what it has found or been told. Nobody may be called silent
-        who is up, or has given up; who was done may have left.
+        """A rank's collective fails, because of what it has found or been told. A rank that is up
+        or has given up must not be called silent; a rank that was done may have left.
         """
         end = End.of(word)
         assert end is not None
@@ -616,7 +619,7 @@ class RingSystem(System[State]):
         return self._do(state, index, self._tell, word)
 
     def _untold(self, here: RankState, index: int) -> list[int]:
-        """Who is not known to know that a rank has given up."""
+        """The ranks that have not confirmed that they know that a rank has given up."""
         return [
             other
             for other, peer in enumerate(here.peers)
@@ -631,14 +634,14 @@ class RingSystem(System[State]):
         return self._serve(here, rank, process, phase="ending")
 
     def _neighbours(self, index: int) -> tuple[list[int], list[int]]:
-        """Who may ask a rank for what it holds, and whom it may ask."""
+        """The ranks that may request data from a rank, and those from which it may request data."""
         others = [other for other in range(self.scene.ranks) if other != index]
         if not self.scene.upstream:
             return others, others
         return [(index + 1) % self.scene.ranks], [(index - 1) % self.scene.ranks]
 
     def _waits_for(self, number: int, index: int) -> set[int]:
-        """Whom a rank that is done stays for."""
+        """The ranks for which a rank that is done lingers."""
         if (number, index) not in self._waits:
             rank = self.parts[number]
             peers = [Peer(*peer) for peer in rank.peers]
@@ -650,7 +653,7 @@ class RingSystem(System[State]):
         return self._waits[number, index]
 
     def _may_leave(self, state: State, index: int) -> bool:
-        """Those who are gone are not waited for: they are silent."""
+        """A rank does not wait for ranks that are gone: they are silent."""
         return all(
             self._is_gone(state, other) for other in self._waits_for(state.ranks[index], index)
         )
@@ -715,7 +718,7 @@ class RingSystem(System[State]):
     def _serve(
         self, here: RankState, rank: TinyRank, process: TinyProcess, **changes: Any
     ) -> Reaction:
-        """Carry out all work requests; they come by the doorbell, which does not lose any here."""
+        """Carry out all work requests; they come through the doorbell, which loses none here."""
         sent = []
         while rank.sq:
             sent.append(rank.on_wr(process.kick()))
@@ -826,18 +829,18 @@ def _thaw_frame(frozen: tuple[Any, ...]) -> TinyFrame:
 
 
 def _take(state: State, place: int) -> State:
-    """A state without the first frame of a link."""
+    """Return the state without the first frame of a link."""
     links = state.links
     return state._replace(links=(*links[:place], links[place][1:], *links[place + 1 :]))
 
 
 def _delay(state: State, frame: int) -> State:
-    """A state with one more frame that is late."""
+    """Return the state with one more late frame."""
     return state._replace(late=tuple(sorted((*state.late, frame))))
 
 
 def _is_sound(frame: Frame) -> bool:
-    """Is the frame what it was when it was sent?"""
+    """Whether the frame is as it was sent."""
     header = frame.header
     total = frame.sum(header.length) if header.kind in (Kind.REDUCE, Kind.RESULT) else 0
     return header.checksum == total + frame_seal(header) & UNSEEN - 1

@@ -1,5 +1,5 @@
-"""A workload of another package: checked sums of whole numbers, without any training. It is one
-folder, with no edit elsewhere.
+"""A workload in another package: checked sums of whole numbers, without any training. It is one
+folder and needs no edit elsewhere.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What a worker does."""
+"""The worker's side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["open_rank", "seed", "work"]
 
 @dataclass
 class State:
-    """What a rank keeps."""
+    """What a rank keeps between calls."""
 
     seed: int = 0
     backend: Backend | None = None
@@ -27,7 +27,7 @@ class State:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a rank has seen of an epoch; see `testbed.workloads.measures.RankEpoch`."""
+    """A rank's measurements of an epoch; see `testbed.workloads.measures.RankEpoch`."""
 
     epoch: int
     times: dict[str, float]

@@ -1,4 +1,4 @@
-"""Runs of pytest on a test that is written for the purpose."""
+"""Run pytest on tests given as source."""
 
 import os
 import re
@@ -11,7 +11,9 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "testing.md"
 
 
 def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a test's source in a directory that has nothing of the project but what is installed."""
+    """Run a test's source in a directory that contains nothing of the project except what is
+    installed.
+    """
     (directory / "test_own.py").write_text(source)
     command = [
         sys.executable,
@@ -37,7 +39,7 @@ def run_pytest(directory: Path, source: str, *options: str) -> subprocess.Comple
 
 
 def examples() -> dict[str, str]:
-    """Return the examples of docs/testing.md by the file's name that they begin with."""
+    """Return the examples of docs/testing.md, by the file name with which each begins."""
     blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert blocks
     return dict(blocks)

@@ -38,7 +38,7 @@ def refuse(context: WorkerContext) -> None:
 
 
 def exhaust(context: WorkerContext, how: str) -> None:
-    """Come to a limit."""
+    """Run into a limit."""
     match how:
         case "memory":
             bytes(1 << 60)
@@ -49,7 +49,7 @@ def exhaust(context: WorkerContext, how: str) -> None:
 
 
 class OddError(Exception):
-    """Pickles, but cannot be made from what it pickles to."""
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__("odd")
@@ -76,7 +76,7 @@ def die_half_way(context: WorkerContext) -> None:
 
 
 def meet(context: WorkerContext, directory: Path, names: list[str]) -> None:
-    """Return when workers of all ``names`` are here."""
+    """Return when the workers of all ``names`` have arrived."""
     (directory / context.name).touch()
     deadline = time.monotonic() + 20
     while not all((directory / name).exists() for name in names):
@@ -85,7 +85,7 @@ def meet(context: WorkerContext, directory: Path, names: list[str]) -> None:
 
 
 def wait_for(context: WorkerContext, path: Path) -> bytes:
-    """Return more than fits into a socket's buffer when a file is there."""
+    """Return more than fits into a socket's buffer, as soon as a file exists."""
     deadline = time.monotonic() + 20
     while not path.exists():
         if time.monotonic() > deadline:

@@ -26,7 +26,7 @@ TIMEOUT = 30  # seconds, for a rank that has failed
 
 
 class Ranks:
-    """What threads share: the barrier that they meet at, and what each has brought."""
+    """What threads share: the barrier at which they meet, and the array that each contributes."""
 
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world)
@@ -35,7 +35,7 @@ class Ranks:
     def meet(
         self, rank: int, array: np.ndarray, use: Callable[[list[np.ndarray]], np.ndarray]
     ) -> np.ndarray:
-        """Bring an array, and make something of all ranks' ones before anyone goes on."""
+        """Contribute an array, and combine the arrays of all ranks before any of them goes on."""
         self.brought[rank] = array
         self.barrier.wait(TIMEOUT)
         made = use([brought for brought in self.brought if brought is not None])
@@ -118,7 +118,7 @@ def train(
     world = int(owners.max()) + 1
     ranks = Ranks(world)
     parts = [make_part(graph, owners, rank, world) for rank in range(world)]
-    # One after another: torch's seed is a global of the process, which ranks here share.
+    # One after another: torch's seed is global to the process, which ranks share here.
     trainers = [FullTrainer(part, graph.num_classes, model, training, seed) for part in parts]
     single = [Channel()] if world == 1 else None
     channels = single or [channel(ranks, part, model, graph.num_classes, cached) for part in parts]
