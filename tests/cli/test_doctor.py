@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from testbed.probes import PROBES
 
 
@@ -14,6 +16,7 @@ def doctor(*arguments: str, user: int | None = None) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, check=False, user=user)
 
 
+@pytest.mark.deep
 def test_one_line_a_capability() -> None:
     done = doctor()
     *lines, totals = done.stdout.splitlines()

@@ -182,6 +182,7 @@ def test_a_limit_is_one_line(action: str, text: str) -> None:
     assert "Traceback" in act(action, "-vv").stderr
 
 
+@pytest.mark.deep
 def test_a_failed_allocation_is_one_line(tmp_path: Path) -> None:
     """Real allocations, by a command with little memory."""
     (tmp_path / "s.toml").write_text(

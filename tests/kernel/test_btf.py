@@ -288,7 +288,9 @@ def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) ->
     "arguments",
     [
         ("-c", "from testbed.cli import main; main()", "--help"),
-        ("-c", "from testbed.cli import main; main()", "doctor"),
+        pytest.param(
+            ("-c", "from testbed.cli import main; main()", "doctor"), marks=pytest.mark.deep
+        ),
         ("-m", "pytest", "."),
     ],
     ids=["help", "doctor", "plugin"],

@@ -235,6 +235,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", MUTANTS)
 def test_without_a_rule_there_is_a_counterexample(name, record_property):
     system, scene = MUTANTS[name]
