@@ -37,7 +37,7 @@ demo: setup  ## train on four hosts, in-kernel beside sockets, and report
 	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
 
 check: setup  ## lint, types, and the tests that need no kernel features
-	@$(VENV)/bin/tox run -e lint,types,pure
+	@$(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lint,types,pure
 
 test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run
