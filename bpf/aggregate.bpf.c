@@ -99,7 +99,7 @@ static __always_inline bool stays_in_order(const struct ring_frame *f)
 }
 
 /* A frame of this group has arrived on the link. */
-SEC("xdp")
+SEC("xdp.frags")
 int pinch_link(struct xdp_md *ctx)
 {
 	struct pinch_control *c = pinch_control_of();
@@ -124,7 +124,7 @@ static __always_inline __u32 next_in_fan(void)
 }
 
 /* The doorbell's far end: kicks go on to the program that sends; other frames add hubs. */
-SEC("xdp")
+SEC("xdp.frags")
 int pinch_doorbell(struct xdp_md *ctx)
 {
 	int grow = sizeof(struct ring_frame) + pinch_config.payload - bpf_xdp_get_buff_len(ctx);
@@ -156,7 +156,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 }
 
 /* The same on another CPU: the one that aggregates, or one that the process has kicked for. */
-SEC("xdp/cpumap")
+SEC("xdp.frags/cpumap")
 int pinch_remote(struct xdp_md *ctx)
 {
 	struct pinch_control *c = pinch_control_of();
@@ -173,7 +173,7 @@ int pinch_remote(struct xdp_md *ctx)
 }
 
 /* The doorbell's near end: exchanges send nothing there. */
-SEC("xdp")
+SEC("xdp.frags")
 int pinch_execute(struct xdp_md *ctx)
 {
 	return XDP_DROP;

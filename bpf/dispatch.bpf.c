@@ -38,21 +38,21 @@ static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwi
 }
 
 /* On the link: what is not ours goes to the host's own network stack. */
-SEC("xdp")
+SEC("xdp.frags")
 int dispatch_link(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &groups, XDP_PASS);
 }
 
 /* On the doorbell's far end: nothing but kicks has business there. */
-SEC("xdp")
+SEC("xdp.frags")
 int dispatch_doorbell(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &doorbells, XDP_DROP);
 }
 
 /* And on its near end, where what the far end has made of a kick comes back. */
-SEC("xdp")
+SEC("xdp.frags")
 int dispatch_execute(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &executors, XDP_DROP);

@@ -79,7 +79,7 @@ static __always_inline int fan_out(struct xdp_md *ctx, __u32 length, __u32 copie
 	return bpf_redirect_map(fan, 0, BPF_F_BROADCAST);
 }
 
-SEC("xdp")
+SEC("xdp.frags")
 int impair_xdp(struct xdp_md *ctx)
 {
 	struct fault_head head = {};

@@ -17,7 +17,7 @@
 #include "ring_submission.h"
 
 /* A frame of this group has arrived on the link. */
-SEC("xdp")
+SEC("xdp.frags")
 int ring_link(struct xdp_md *ctx)
 {
 	struct ring_work w = {};
@@ -27,16 +27,17 @@ int ring_link(struct xdp_md *ctx)
 		return XDP_DROP;
 	outcome = ring_on_frame(&w);
 	if (ring_config.reorder_threshold)
-		ring_look_around(&w);
+		ring_look_around(&w, outcome == RING_SEND);
 	return ring_leave(&w, outcome, true);
 }
 
 /* A kick at the doorbell's far end: multiply it, so that each waiting work request finds a frame.
  * The copies arrive together at the near end and stay together, so each device is polled for many
  * frames at once. If the process sent one kick for each request, the softirq of the first one would
- * carry that frame round and round, and hold the process in its system call.
+ * carry that frame round and round, and hold the process in its system call. Kicks with fragments
+ * cannot be multiplied: the process sends one for each work request, of which there are few.
  */
-SEC("xdp")
+SEC("xdp.frags")
 int ring_doorbell(struct xdp_md *ctx)
 {
 	struct ring_work w = {};
@@ -45,6 +46,8 @@ int ring_doorbell(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	waiting = *(volatile __u32 *)&w.control->sq_tail - *(volatile __u32 *)&w.control->sq_head;
+	if (waiting && ring_has_fragments(ctx))
+		return bpf_redirect_map(&ring_fan_small, 0, XDP_DROP);
 	if (waiting > RING_FAN_SMALL) {
 		w.frame->flags = RING_FLAG_SPREAD;
 		return bpf_redirect_map(&ring_fan_large, 0, BPF_F_BROADCAST);
@@ -57,7 +60,7 @@ int ring_doorbell(struct xdp_md *ctx)
  * above all that of the last rank to enter, which replays everybody's early frames. So kicks for
  * many work requests are spread over the CPUs.
  */
-SEC("xdp")
+SEC("xdp.frags")
 int ring_execute(struct xdp_md *ctx)
 {
 	__u32 here = bpf_get_smp_processor_id();
@@ -86,7 +89,7 @@ int ring_execute(struct xdp_md *ctx)
 }
 
 /* The same on another CPU: a kick, or a probe that has to leave from there. */
-SEC("xdp/cpumap")
+SEC("xdp.frags/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
 	struct ring_wr wr = { .kind = RING_WR_PROBE };

@@ -20,8 +20,8 @@ from topologies import TOPOLOGIES
 
 __all__ = [
     "MAX_HOSTS",
+    "MAX_LINEAR_MTU",
     "MAX_MTU",
-    "MAX_XDP_MTU",
     "MIN_MTU",
     "FabricOptions",
     "FabricPlan",
@@ -37,11 +37,11 @@ SwitchKind = Literal["bridge", "xdp"]
 MAX_HOSTS = 32
 #: RFC 791: what every IPv4 host has to accept.
 MIN_MTU = 576
-#: Jumbo frames. Only sockets can use more than MAX_XDP_MTU.
-MAX_MTU = 9000
-#: A veth takes a program without ``xdp.frags`` only while frame, headroom and skb_shared_info fit a
-#: page: 4096 - 256 - 320 - 14 (``veth_xdp_set`` in drivers/net/veth.c).
-MAX_XDP_MTU = 3506
+#: What the length of an IPv4 packet can say.
+MAX_MTU = 65_535
+#: A frame is in one piece while it, headroom and skb_shared_info fit a page: 4096 - 256 - 320 - 14
+#: (drivers/net/veth.c). Programs need ``xdp.frags`` for more.
+MAX_LINEAR_MTU = 3506
 MAX_QUEUES = 64
 
 
@@ -67,8 +67,8 @@ class FabricOptions(Table):
         ge=MIN_MTU,
         le=MAX_MTU,
         description=(
-            f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP in a switch or"
-            " a backend"
+            f"bytes of an IP packet; in-kernel backends need multi-buffer XDP for more than"
+            f" {MAX_LINEAR_MTU}"
         ),
     )
     offload: Literal["on", "off"] = Field(
@@ -240,11 +240,6 @@ def plan_fabric(
     options = checked(FabricOptions, values, lambda place: f"{place[0]}:")
     if not 0 <= net <= 255:
         raise SpecError(f"net: {net}: must be 0 to 255")
-    if switch == "xdp" and mtu > MAX_XDP_MTU:
-        raise SpecError(
-            f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use"
-            " 'bridge'"
-        )
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
     parameters = {"hosts": hosts}

@@ -4,16 +4,15 @@
  *
  * Lengths are whole blocks, so one bounds test serves eight words. The pointers advance by
  * constants: the verifier follows those into packets, whereas a variable offset would lose it the
- * range. Every function returns 0, or -1 when the frame is too short.
+ * range. Every function returns 0, or -1 when the frame is too short. Payloads that do not fit the
+ * linear part of a frame are those of ring_jumbo.h.
  */
 #pragma once
 
-#include "ring_maps.h"
-
-#define RING_BLOCK_WORDS (RING_BLOCK / 8)
+#include "ring_jumbo.h"
 
 #define RING_FOR_EACH_BLOCK(blocks) \
-	for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
+	for (__u32 block = 0; block < RING_LINEAR_BLOCKS && block < (blocks); block++)
 
 /* Whole blocks in a payload; the bound is what tells the verifier that map values are long enough.
  */
@@ -32,7 +31,7 @@ static __always_inline void ring_payload_touch(const void *payload)
 {
 	if (!payload)
 		return;
-	for (__u32 line = 0; line < RING_MAX_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK;
+	for (__u32 line = 0; line < RING_LINEAR_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK;
 	     line++)
 		(void)*(volatile const __u64 *)(payload + line * RING_BLOCK);
 }
@@ -42,7 +41,7 @@ static __always_inline int ring_payload_fill(struct xdp_md *ctx, void *from, __u
 {
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
-	return bpf_xdp_store_bytes(ctx, sizeof(struct ring_frame), from, length);
+	return bpf_xdp_store_bytes(ctx, ring_payload_offset(length), from, length);
 }
 
 /* frame -> result, retransmit buffer or early-frame buffer. */
@@ -50,7 +49,7 @@ static __always_inline int ring_payload_take(struct xdp_md *ctx, void *to, __u32
 {
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
-	return bpf_xdp_load_bytes(ctx, sizeof(struct ring_frame), to, length);
+	return bpf_xdp_load_bytes(ctx, ring_payload_offset(length), to, length);
 }
 
 /* *sum = the words' sum */
@@ -61,6 +60,8 @@ static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
+	if (ring_is_jumbo(length))
+		return ring_jumbo(ctx, RING_NOTHING, length, sum);
 	RING_FOR_EACH_BLOCK(blocks)
 	{
 		/* clang would compare with data_end + 1, which the verifier does not allow */
@@ -76,15 +77,20 @@ static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __
 	return 0;
 }
 
-/* frame += input; *sum = the words' sum */
-static __always_inline int ring_payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length,
+/* frame += input of the chunk; *sum = the words' sum */
+static __always_inline int ring_payload_add(struct xdp_md *ctx, __u32 index, __u32 length,
 					    __u64 *sum)
 {
+	const __u64 *input = bpf_map_lookup_elem(&ring_inputs, &index);
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 blocks = ring_blocks_of(length);
 	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
+	if (ring_is_jumbo(length))
+		return ring_jumbo(ctx, index, length, sum);
+	if (!input)
+		return -1;
 	RING_FOR_EACH_BLOCK(blocks)
 	{
 		if ((void *)(words + RING_BLOCK_WORDS) > data_end)

@@ -41,6 +41,8 @@ struct ring_layout {
 	__u32 total;  /* chunks */
 	__u32 length; /* payload of a frame: the last word is the check */
 	__u32 block;  /* chunks quantized and published at a time */
+	__u32 window; /* frames of a rank under way; 0: as many as the group has */
+	__u32 pad;
 };
 
 /* A CPU's stream from the rank before, as the process sees it. */

@@ -26,6 +26,11 @@ all ``w[i] * e[i]`` is 0 modulo 2**64.
   would make w = 1. And ``w * 2**a + 2**k`` is not 2**64: with a and k different it has an odd
   factor of more than 1, with a = k it is ``2**a * (w + 1)``, which is too small.
 
+A payload that is longer than the table is weighed in parts as long as the table. The check of the
+first part counts as it is, that of part i > 0 times ``w[i]``: odd, so whatever changes the check of
+a part by something that is not 0 changes that of the whole. Errors in two parts are missed with a
+probability of about 2**-31, too, but for no pattern never.
+
 The table is drawn once and for all, so what is said of the first kind holds of errors that do not
 know it: this is a check against accidents, not against adversaries.
 """
@@ -33,12 +38,14 @@ know it: this is a check against accidents, not against adversaries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
-__all__ = ["HALVES", "WEIGHTS", "header", "weigh_halves"]
+__all__ = ["HALVES", "WEIGHTS", "factors", "header", "weigh_halves"]
 
 HALVES = 864
-"""Places: halves of the largest payload, in whole steps of the programs."""
+"""Places: halves of the largest payload in the linear part of a frame, in whole steps of the
+programs.
+"""
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 
@@ -59,9 +66,21 @@ def _draw() -> Iterator[int]:
 WEIGHTS: tuple[int, ...] = tuple(islice(_draw(), HALVES))
 
 
+def factors() -> Iterator[int]:
+    """What the check of each part counts for, parts of `HALVES` halves."""
+    return chain((1,), WEIGHTS[1:])
+
+
 def weigh_halves(halves: Sequence[int]) -> int:
     """The check of a payload, from its halves in the order of memory: lower ones first."""
-    return sum(weight * half for weight, half in zip(WEIGHTS, halves, strict=False)) & _U64
+    parts = (halves[start : start + HALVES] for start in range(0, len(halves), HALVES))
+    return (
+        sum(
+            factor * sum(weight * half for weight, half in zip(WEIGHTS, part, strict=False))
+            for factor, part in zip(factors(), parts, strict=False)
+        )
+        & _U64
+    )
 
 
 def header() -> str:

@@ -6,6 +6,8 @@ A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 
 
     0  Ethernet 14 | 14 IPv4 20 | 34 UDP 8 | 42 ring 46 | 88 payload
 
+The ring's payloads of more than `LINEAR_PAYLOAD` bytes begin at `JUMBO_OFFSET` instead.
+
 The ring's fields are little endian, as the lanes in the payload are; what lies below is big endian
 as everywhere. UDP's checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words
 and the header's `seal`, modulo 2**64.
@@ -29,6 +31,8 @@ __all__ = [
     "CHUNK_SHIFT",
     "EARLIER",
     "FRAME_BYTES",
+    "JUMBO_OFFSET",
+    "LINEAR_PAYLOAD",
     "MAGIC",
     "MAX_CHUNKS",
     "MAX_PAYLOAD",
@@ -55,6 +59,7 @@ __all__ = [
     "frame_seal",
     "ip_sum",
     "net_peer",
+    "offset_of",
     "weigh",
 ]
 
@@ -72,8 +77,12 @@ FRAME_BYTES = dtype("ring_frame").itemsize
 """Headers of a frame, from Ethernet's to the ring's."""
 BLOCK = constant("RING_BLOCK")
 """Bytes that payloads are multiples of."""
+LINEAR_PAYLOAD = constant("RING_LINEAR_BYTES")
+"""Largest payload that fits the linear part of a frame on veth."""
 MAX_PAYLOAD = constant("RING_MAX_BLOCKS") * BLOCK
-"""What fits the largest MTU of single-buffer XDP on veth."""
+"""What fits the largest MTU of multi-buffer XDP on veth."""
+JUMBO_OFFSET = constant("RING_JUMBO_OFFSET")
+"""Where a payload begins that does not fit the linear part: at a block's bound, as pages do."""
 
 ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SHIFT")
 """Places in ``prev``, above `memory.Stage`."""
@@ -187,8 +196,8 @@ class Frame:
     """A whole frame.
 
     :param payload: All whole words behind the header: ``header.length`` bytes in a frame that is
-        what it says, but more where a frame shorter than its buffer carries the rest along, and
-        fewer where it was cut.
+        what it says, behind the padding of `offset_of`, but more where a frame shorter than its
+        buffer carries the rest along, and fewer where it was cut.
     :param trailer: Up to 7 bytes behind those.
     """
 
@@ -202,32 +211,54 @@ class Frame:
         """One that shares nothing with this one."""
         return replace(self, header=replace(self.header), payload=self.payload.copy())
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame."""
+        return FRAME_BYTES + self.payload.nbytes + len(self.trailer)
+
     def resize(self, length: int) -> None:
         """Cut or grow, with zeros, to ``length`` bytes of payload."""
+        length += _padding(length)
         data = (self.payload.tobytes() + self.trailer)[:length].ljust(length, b"\0")
         self.payload, self.trailer = np.frombuffer(data, np.uint64).copy(), b""
 
     def fill(self, words: Words, length: int) -> None:
         """Lay ``length`` bytes into the payload, which is as long."""
-        self.payload[:] = words[: length // 8]
+        self.payload[_padding(length) // 8 :] = words[: length // 8]
 
     def take(self, length: int) -> Words:
         """The payload's first ``length`` bytes."""
-        return self.payload[: length // 8].copy()
+        return self._words(length).copy()
 
     def sum(self, length: int) -> int | None:
         """The `checksum` of the payload's first ``length`` bytes; None: it has fewer."""
-        return None if self.payload.size < length // 8 else checksum(self.payload[: length // 8])
+        words = self._words(length)
+        return None if words.size < length // 8 else checksum(words)
 
     def add(self, words: Words, length: int) -> None:
         """Add to the payload's first ``length`` bytes, as far as it has whole blocks."""
-        count = min(length // 8, self.payload.size // _BLOCK_WORDS * _BLOCK_WORDS)
-        self.payload[:count] += words[:count]
+        own = self._words(length)
+        count = own.size // _BLOCK_WORDS * _BLOCK_WORDS
+        own[:count] += words[:count]
+
+    def _words(self, length: int) -> Words:
+        """Where the payload's first ``length`` bytes are, as far as it has them."""
+        start = _padding(length) // 8
+        return self.payload[start : start + length // 8]
 
 
 def checksum(words: Words) -> int:
     """Sum of the words modulo 2**64: sums of payloads have the sum of their checksums."""
     return int(words.sum(dtype=np.uint64))
+
+
+def offset_of(length: int) -> int:
+    """Where a payload of ``length`` bytes begins in its frame."""
+    return JUMBO_OFFSET if length > LINEAR_PAYLOAD else FRAME_BYTES
+
+
+def _padding(length: int) -> int:
+    return offset_of(length) - FRAME_BYTES
 
 
 def weigh(words: Words) -> int:
@@ -240,7 +271,11 @@ def weigh(words: Words) -> int:
     it; those of an exchange verify it in each frame.
     """
     halves = words.astype("<u8", copy=False).view("<u4").astype(np.uint64)
-    return int((halves * WEIGHTS[: halves.size]).sum(dtype=np.uint64))
+    parts = [
+        (halves[start : start + weights.HALVES] * WEIGHTS[: halves.size - start]).sum(dtype=np.uint64)
+        for start in range(0, halves.size, weights.HALVES)
+    ]
+    return sum(int(part) * factor for part, factor in zip(parts, weights.factors(), strict=False)) & _U64
 
 
 def frame_seal(header: Header) -> int:
@@ -266,7 +301,7 @@ def encode(frame: Frame) -> bytes:
     """A frame's bytes, from the Ethernet header on."""
     source, destination, header = frame.source, frame.destination, frame.header
     total = (
-        FRAME_BYTES - _ETHERNET.itemsize + header.length & 0xFFFF
+        offset_of(header.length) - _ETHERNET.itemsize + header.length & 0xFFFF
     )  # a length that is a lie may be too long
     # The sum is that of memory's order, in which the total length lies swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF

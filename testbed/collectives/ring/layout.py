@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from testbed.kernel.abi import Struct, constant
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import status_bytes
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+from testbed.protocol.wire import (
+    BLOCK,
+    FRAME_BYTES,
+    JUMBO_OFFSET,
+    LINEAR_PAYLOAD,
+    MAX_PAYLOAD,
+)
 
 __all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 
@@ -32,19 +38,32 @@ CHECK_BYTES = constant("RING_CHECK_BYTES")
 LEAST_BLOCK = 1 << 20
 """Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
 
+LEAST_SHARE = 1024
+"""Payload of a jumbo group's frame at least, where a tensor takes more than one: a hop costs as
+much as adding a kilobyte or two.
+"""
+
+ONE_TOKEN = 1 << 19
+"""Bytes of lanes up to which each rank of a jumbo group has one frame under way, and two beyond."""
+
 
 def chunk_bytes_for(mtu: int) -> int:
     """Payload of a frame: the most whole blocks that an IP packet of ``mtu`` bytes has room for."""
-    overhead = FRAME_BYTES - 14
-    return min((mtu - overhead) // BLOCK * BLOCK, MAX_PAYLOAD)
+    ethernet = 14
+    jumbo = (mtu + ethernet - JUMBO_OFFSET) // BLOCK * BLOCK
+    if jumbo > LINEAR_PAYLOAD:
+        return min(jumbo, MAX_PAYLOAD)
+    return min((mtu + ethernet - FRAME_BYTES) // BLOCK * BLOCK, LINEAR_PAYLOAD)
 
 
 @dataclass(frozen=True)
 class Layout:
     """``struct ring_layout``.
 
-    A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is
-    full, because a frame that becomes the next chunk may have no room to grow.
+    A tensor of one chunk travels in a frame as short as it can be; of more chunks all frames are
+    equally long, because a frame that becomes the next chunk may have no room to grow. That is the
+    longest that the MTU allows, but for jumbo frames no more than one rank's share of the tensor,
+    so that all ranks work at once.
 
     :param count: Values.
     :param data: Bytes of their lanes, up to the next word: where the status begins, checks left
@@ -53,6 +72,7 @@ class Layout:
     :param total: Chunks.
     :param length: Payload of a frame, bytes.
     :param block: Chunks that are quantized and published at a time.
+    :param window: Frames of a rank under way; 0: as many as the group has.
     """
 
     count: int
@@ -61,6 +81,7 @@ class Layout:
     total: int
     length: int
     block: int
+    window: int = 0
 
     @cached_property
     def _native(self) -> Struct:
@@ -77,9 +98,13 @@ class Layout:
         data = _pad(count * lanes.bytes, 8)
         status = status_bytes(lanes.ranks)
         stream = data + status
-        usable = chunk_bytes - CHECK_BYTES
+        longest = chunk_bytes
+        if chunk_bytes > LINEAR_PAYLOAD:
+            share = _pad(-(-stream // lanes.ranks) + CHECK_BYTES, BLOCK)
+            longest = max(LEAST_SHARE, min(share, chunk_bytes))
+        usable = longest - CHECK_BYTES
         total = -(-stream // usable)
-        length = chunk_bytes if total > 1 else _pad(stream + CHECK_BYTES, BLOCK)
+        length = longest if total > 1 else _pad(stream + CHECK_BYTES, BLOCK)
         whole = count // (usable // lanes.bytes)
         return cls(
             count,
@@ -87,7 +112,8 @@ class Layout:
             status,
             total,
             length,
-            max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)),
+            max(-(-whole // BLOCKS), -(-LEAST_BLOCK // longest)),
+            0 if chunk_bytes <= LINEAR_PAYLOAD else 1 if data <= ONE_TOKEN else 2,
         )
 
     def lanes_in(

@@ -25,7 +25,7 @@ from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
 from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, WrKind
 from testbed.protocol.scale import SLACK
-from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, encode, net_peer
+from testbed.protocol.wire import MAX_CHUNKS, Frame, Header, Kind, encode, net_peer, offset_of
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
@@ -76,7 +76,8 @@ class RingPort:
         self.spec = spec
         self.dispatcher = dispatcher
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
-        chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
+        # a smaller tensor may be spread over all ranks in shorter frames
+        chunks = max(chunks_for(spec.capacity, lanes, self.chunk_bytes), spec.size)
         if chunks > MAX_CHUNKS:
             raise SpecError(
                 f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames"
@@ -158,7 +159,7 @@ class RingPort:
         self.doorbell.bind((DOORBELL_NEAR, 0))
         kick = encode(Frame(Header(Kind.DOORBELL, self.spec.group_id, self.spec.cookie, prev=0)))
         kick = kick.ljust(
-            FRAME_BYTES + self.chunk_bytes, b"\0"
+            offset_of(self.chunk_bytes) + self.chunk_bytes, b"\0"
         )  # as long as what it becomes, so that it need not grow
         self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(cpus, dtype("ring_quiet"))

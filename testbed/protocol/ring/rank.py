@@ -75,7 +75,7 @@ class Rank(Sender):
         """The second half."""
         out = self._on_frame(w)
         if self.config.reorder_threshold:
-            self._look_around(w)
+            self._look_around(w, out is not None)
         if out is not None or not self.nack_due:
             return out
         self.nack_due = False  # a frame that goes nowhere becomes the nack itself
@@ -415,7 +415,7 @@ class Rank(Sender):
             return None
         frame, header, kept = w.frame, w.frame.header, early.header
         frame.resize(kept.length)
-        frame.fill(early.payload, kept.length)
+        frame.fill(early.take(kept.length), kept.length)
         total = frame.sum(kept.length)
         assert total is not None
         header.kind, header.flags, header.stream, header.prev = Kind.REDUCE, 0, 0, NOTHING

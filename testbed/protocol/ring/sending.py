@@ -26,7 +26,17 @@ from testbed.protocol.ring.memory import (
     parts_of,
 )
 from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
-from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
+from testbed.protocol.wire import (
+    EARLIER,
+    JUMBO_OFFSET,
+    LINEAR_PAYLOAD,
+    NOTHING,
+    RESTART,
+    Frame,
+    Kind,
+    frame_seal,
+    offset_of,
+)
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
 __all__ = ["Sender", "Work"]
@@ -216,11 +226,22 @@ class Sender(Memory):
         index, round_, stage = parts_of(nack.item)
         return self._lacks(self.chunks[index], nack.seq, round_, stage)
 
-    def _look_around(self, w: Work) -> None:
-        """Count an arrival, and see whether a nack is due."""
+    def _look_around(self, w: Work, goes_on: bool) -> None:
+        """Count an arrival, and see whether a nack is due.
+
+        :param goes_on: The frame at hand does, so that a copy of it would have to become the nack.
+            A frame with fragments cannot be copied.
+        """
         nacks = self.nacks[w.cpu]
         nacks.frames = nacks.frames + 1 & U32
+        if goes_on and self._has_fragments(w.frame):
+            return
         self.nack_due = self._carry(w, nacks, nacks.fresh) or self._carry(w, nacks, nacks.again)
+
+    def _has_fragments(self, frame: Frame) -> bool:
+        return (
+            self.config.chunk_bytes > LINEAR_PAYLOAD and frame.size > JUMBO_OFFSET + LINEAR_PAYLOAD
+        )
 
     def _carry(self, w: Work, nacks: Nacks, queue: NackQueue) -> bool:
         """Is a nack due? Then reserve it for the frame at hand."""
@@ -428,7 +449,7 @@ class Sender(Memory):
         header.stream = self.stream_number(w.cpu)
         header.checksum = total + frame_seal(header) & U64
         self._count("sent")
-        self._count("sent_bytes", FRAME_BYTES + length)
+        self._count("sent_bytes", offset_of(length) + length)
         return frame
 
     def stream_number(self, cpu: int) -> int:
