@@ -3,7 +3,7 @@
  * testbed/datapath/switch.py.
  *
  * While the switch has lost its table (the event `flood`), a frame leaves by all ports but the one
- * that it came in by.
+ * that it came in by. A frame with fragments, which XDP cannot copy, leaves by the right one alone.
  */
 #pragma once
 
@@ -104,7 +104,7 @@ static __always_inline int switch_forward(struct xdp_md *ctx)
 
 	if ((void *)(eth + 1) > data_end)
 		return XDP_DROP;
-	if (switch_floods()) {
+	if (length <= SWITCH_LINEAR && switch_floods()) {
 		switch_count_others(ctx->ingress_ifindex, 1, length);
 		return bpf_redirect_map(&ports, 0, SWITCH_ALL_OTHERS);
 	}

@@ -26,7 +26,7 @@ from testbed.faults.rules import (
     check_number,
 )
 from testbed.kernel.abi import constant, dtype
-from testbed.plan import MAX_HOSTS, FabricPlan
+from testbed.plan import MAX_HOSTS, MAX_LINEAR_MTU, FabricPlan
 
 __all__ = ["CERTAIN", "Action", "CompiledRule", "RuleTable", "compile_rules"]
 
@@ -87,10 +87,16 @@ class RuleTable:
     sources: tuple[PacketRule, ...]
     quantiles: tuple[tuple[int, ...], ...]
 
-    @property
-    def holds(self) -> bool:
-        """Whether frames may have to wait: a delay line is needed."""
-        return any(rule.action in (Action.DELAY, Action.REORDER) for rule in self.rules)
+    def holds(self, mtu: int) -> bool:
+        """Whether frames may have to wait, or to be copied with their fragments: a delay line is
+        needed.
+
+        :param mtu: Of the links, bytes.
+        """
+        held = {Action.DELAY, Action.REORDER}
+        if mtu > MAX_LINEAR_MTU:
+            held.add(Action.DUPLICATE)
+        return any(rule.action in held for rule in self.rules)
 
     def pack(self, trace: bool = False) -> bytes:
         """``struct fault_rules``.

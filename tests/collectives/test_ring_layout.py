@@ -15,7 +15,7 @@ from testbed.collectives.ring.layout import (
 )
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import status_bytes
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, MAX_PAYLOAD, offset_of
 
 CHUNK_BYTES = st.integers(1, MAX_PAYLOAD // BLOCK).map(lambda blocks: blocks * BLOCK)
 
@@ -33,18 +33,21 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     assert 0 <= layout.data - count * lanes.bytes < 8
     assert layout.data % 8 == 0
     # All fits, and not a chunk more than needed.
-    usable = chunk_bytes - CHECK_BYTES
+    usable = (layout.length if layout.total > 1 else chunk_bytes) - CHECK_BYTES
     assert (layout.total - 1) * usable < layout.data + layout.status <= layout.total * usable
     assert layout.length % BLOCK == 0
     assert 0 < layout.length <= chunk_bytes
     if layout.total > 1:
-        assert layout.length == chunk_bytes
+        # All frames are full; jumbo ones carry no more than a rank's share, and then all ranks
+        # begin with one.
+        assert layout.length == chunk_bytes or chunk_bytes > LINEAR_PAYLOAD
+        assert layout.length == chunk_bytes or layout.total <= lanes.ranks
     else:
         assert 0 <= layout.length - (layout.data + layout.status + CHECK_BYTES) < BLOCK
     # Blocks are whole chunks: few of them, and none too small to be worth a doorbell.
     whole = count // (usable // lanes.bytes)
     assert layout.block * BLOCKS >= whole
-    assert layout.block * chunk_bytes >= LEAST_BLOCK
+    assert layout.block * usable >= LEAST_BLOCK - CHECK_BYTES * layout.block
     assert chunks_for(count, lanes, chunk_bytes) == layout.total
 
 
@@ -53,9 +56,10 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     CHUNK_BYTES,
     st.integers(0, 1 << 20),
 )
-def test_more_values_never_take_fewer_chunks(lanes, chunk_bytes, count) -> None:
-    """So that maps sized for the capacity hold every smaller tensor."""
-    assert chunks_for(count, lanes, chunk_bytes) <= chunks_for(count + 1, lanes, chunk_bytes)
+def test_more_values_take_no_fewer_chunks_than_ranks_share(lanes, chunk_bytes, count) -> None:
+    """So that maps sized for the capacity, and a chunk a rank, hold every smaller tensor."""
+    most = max(chunks_for(count + 1, lanes, chunk_bytes), lanes.ranks)
+    assert chunks_for(count, lanes, chunk_bytes) <= most
 
 
 @given(
@@ -74,11 +78,11 @@ def test_the_status_is_found_again(count, lanes, chunk_bytes) -> None:
     assert layout.status_in(memory.reshape(-1), chunk_bytes) == status.tobytes()
 
 
-@pytest.mark.parametrize("mtu", [576, 1400, 1500, 3490, 3506, 9000])
+@pytest.mark.parametrize("mtu", [576, 1400, 1500, 3490, 3506, 3560, 9000, 65_535])
 def test_frames_fit_the_mtu(mtu) -> None:
     chunk_bytes = chunk_bytes_for(mtu)
     assert chunk_bytes % BLOCK == 0
     assert chunk_bytes <= MAX_PAYLOAD
-    packet = FRAME_BYTES - 14 + chunk_bytes
+    packet = offset_of(chunk_bytes) - 14 + chunk_bytes
     assert packet <= mtu
-    assert chunk_bytes == MAX_PAYLOAD or packet + BLOCK > mtu
+    assert chunk_bytes in (LINEAR_PAYLOAD, MAX_PAYLOAD) or packet + BLOCK > mtu

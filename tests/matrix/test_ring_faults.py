@@ -107,6 +107,25 @@ def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
     assert_nothing_left()
 
 
+@pytest.mark.parametrize("words", [*(levels[-1][1] for levels in FAULTS.values()), ""])
+@pytest.mark.parametrize(
+    "mtu",
+    [
+        pytest.param(mtu, marks=pytest.mark.fabric(hosts=4, mtu=mtu, datapath="xdp"))
+        for mtu in (9000, 65_535)
+    ],
+)
+def test_sums_are_exact_with_jumbo_frames(fabric, faults, assert_nothing_left, mtu, words):
+    """Of tensors that take a frame, a frame of each rank, and many; each fault alone."""
+    with Group(fabric, lanes="int16", timeout=WITHIN / 2) as group:
+        with faults(*filter(None, [words]), seed=1) as injected:
+            for number, size in enumerate((1000, 1 << 14, 100_003, 1 << 19)):
+                inputs = make_inputs(4, size, number)
+                assert_exact(group.all_reduce(inputs, within=WITHIN), inputs, "int16")
+        injected.check_replay(at_most=10_000)
+    assert_nothing_left()
+
+
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.fabric(hosts=4, datapath="xdp")

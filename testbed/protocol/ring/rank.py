@@ -384,7 +384,8 @@ class Rank(Sender):
         header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):
             return self._restart(w, round_ & 0xFF)
-        w.frame.resize(w.length)
+        if not self._resize(w.frame, w.length):
+            return None
         header.seq, header.chunk, header.tag = w.seq, w.index, tensor.tag
         return self._send_restart(w, round_ & 0xFF)
 
@@ -414,7 +415,8 @@ class Rank(Sender):
         if early is None:
             return None
         frame, header, kept = w.frame, w.frame.header, early.header
-        frame.resize(kept.length)
+        if not self._resize(frame, kept.length):
+            return self._drop("bad_length")
         frame.fill(early.take(kept.length), kept.length)
         total = frame.sum(kept.length)
         assert total is not None

@@ -278,13 +278,23 @@ class Sender(Memory):
 
     # Frames.
 
+    def _resize(self, frame: Frame, length: int) -> bool:
+        """Make a frame long enough for a payload. One with fragments can be cut, but cannot grow,
+        nor can another one become one.
+        """
+        if offset_of(length) + length > max(frame.size, JUMBO_OFFSET + LINEAR_PAYLOAD):
+            return False
+        frame.resize(length)
+        return True
+
     def _launch(self, w: Work, round_: int, again: bool) -> Frame | None:
         """Turn the frame into the first hop of one of this rank's chunks.
 
         :param again: It was sent before.
         """
         header, chunk, tensor = w.frame.header, self.chunks[w.index], self._tensor(w.seq)
-        w.frame.resize(tensor.length)
+        if not self._resize(w.frame, tensor.length):
+            return None
         w.frame.fill(self.inputs[w.index], tensor.length)
         if w.seq != self.seq:
             return self._drop("overtaken")
@@ -348,7 +358,8 @@ class Sender(Memory):
         """
         header, chunk = w.frame.header, self.chunks[w.index]
         hop = self._result_steps(w.index, to)
-        w.frame.resize(w.length)
+        if not self._resize(w.frame, w.length):
+            return None
         w.frame.fill(self.results[w.index], w.length)
         if seq_of(chunk.result) != header.seq or not is_done(chunk.result):
             return self._drop("overtaken")
@@ -396,7 +407,8 @@ class Sender(Memory):
         if slot.valid != mine or slot.round != round_:
             chunk.resent_us = w.now
             return self._send_restart(w, round_)
-        w.frame.resize(w.length)
+        if not self._resize(w.frame, w.length):
+            return None
         w.frame.fill(slot.data, w.length)
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = (
@@ -426,7 +438,8 @@ class Sender(Memory):
         """
         header, config, tensor = w.frame.header, self.config, self._tensor(w.seq)
         chunk = self.chunks[w.index]
-        w.frame.resize(tensor.length)
+        if not self._resize(w.frame, tensor.length):
+            return None
         header.kind, header.seq, header.chunk = Kind.NACK, w.seq, w.index
         header.attempt, header.hop = self._next_attempt(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
