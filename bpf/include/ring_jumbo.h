@@ -98,10 +98,10 @@ static __always_inline int ring_slice(struct xdp_md *ctx, __u32 index, __u32 pla
 	return 0;
 }
 
-#define RING_SLICE(name, size)                                                                     \
-	__noinline int name(struct xdp_md *ctx, __u32 index, __u32 place, __u64 *sum)              \
-	{                                                                                          \
-		return ring_slice(ctx, index, place, size, sum);                                   \
+#define RING_SLICE(name, size)                                                        \
+	__noinline int name(struct xdp_md *ctx, __u32 index, __u32 place, __u64 *sum) \
+	{                                                                             \
+		return ring_slice(ctx, index, place, size, sum);                      \
 	}
 
 RING_SLICE(ring_slice_head, RING_LINEAR_BYTES)

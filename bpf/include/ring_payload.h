@@ -31,8 +31,8 @@ static __always_inline void ring_payload_touch(const void *payload)
 {
 	if (!payload)
 		return;
-	for (__u32 line = 0; line < RING_LINEAR_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK;
-	     line++)
+	for (__u32 line = 0;
+	     line < RING_LINEAR_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK; line++)
 		(void)*(volatile const __u64 *)(payload + line * RING_BLOCK);
 }
 

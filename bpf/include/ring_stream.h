@@ -133,9 +133,10 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	ring_nack_put(&list->fresh, &nack);
 }
 
-/* Count an arrival, and see whether a nack is due. `goes_on`: the frame at hand does, so that a copy
- * of it would have to become the nack. A frame with fragments cannot be copied (the kernel's
- * xdpf_clone copies its linear part alone): then another frame has to do, or the process's timer. */
+/* Count an arrival, and see whether a nack is due. `goes_on`: the frame at hand does, so that a
+ * copy of it would have to become the nack. A frame with fragments cannot be copied (the kernel's
+ * xdpf_clone copies its linear part alone): then another frame has to do, or the process's timer.
+ */
 static __always_inline void ring_look_around(struct ring_work *w, bool goes_on)
 {
 	__u32 zero = 0;

@@ -13,7 +13,7 @@ from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.mpi.backend import initialize
 from testbed.collectives.mpi.launch import rank_workers
-from testbed.collectives.registry import BACKENDS, check_mtu, check_names, modules_of
+from testbed.collectives.registry import BACKENDS, check_names, modules_of
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import KernelError, SpecError
@@ -22,6 +22,7 @@ from testbed.fabric import Fabric
 from testbed.host.machine import describe, load_average
 from testbed.host.memory import allowance
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
 from testbed.worker import Workers
 
 __all__ = ["Options", "Session"]
@@ -59,7 +60,7 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
             raise SpecError(f"-w: {self.warmup}: must be 0 to {MAX_ITERATIONS}")
-        check_mtu(self.plan.mtu, self.backends, "--mtu")
+        check_mtu(self.plan.mtu, self.backends, "--mtu", BACKENDS)
         check_room(max(self.sizes), len(self.plan.hosts), self.backends, allowance())
 
     @property

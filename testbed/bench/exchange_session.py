@@ -13,7 +13,6 @@ import numpy as np
 from testbed.bench import exchange_calls as calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Turn
-from testbed.collectives.registry import check_mtu
 from testbed.comm.backend import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
@@ -26,6 +25,7 @@ from testbed.exchange.registry import EXCHANGES, modules_of
 from testbed.fabric import Fabric
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
 from testbed.worker import Workers
 
 __all__ = ["Case", "Measured", "Options", "Session"]

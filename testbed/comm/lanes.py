@@ -59,7 +59,9 @@ class NativeLanes:
         :returns: The largest magnitude.
         """
         return _as_float(
-            _library().quantize(self._address, values, count, out, stride, per_chunk, records, exponent)
+            _library().quantize(
+                self._address, values, count, out, stride, per_chunk, records, exponent
+            )
         )
 
     def seal(self, chunk: int, length: int, record: int) -> None:
@@ -74,7 +76,9 @@ class NativeLanes:
         """Sums of chunks to ``count`` float32, as far as whole chunks are what their checks say;
         how many chunks that is.
         """
-        return int(_library().dequantize(self._address, sums, count, stride, per_chunk, out, exponent))
+        return int(
+            _library().dequantize(self._address, sums, count, stride, per_chunk, out, exponent)
+        )
 
 
 @cache

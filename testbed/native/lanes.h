@@ -196,10 +196,10 @@ static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sum
 	/* Of 32-bit lanes this wraps; the subtraction wraps back. */
 	int32_t bias = (uint32_t)lanes->bias * lanes->ranks;
 
-	size_t length = per_chunk * lanes->bytes + 8, done = 0;
+	size_t length = per_chunk * lanes->bytes + 8, good = 0;
 	const char *chunk = sums;
 
-	for (; done < n; done += per_chunk, chunk += stride) {
+	for (size_t done = 0; done < n; done += per_chunk, chunk += stride, good++) {
 		size_t part = MIN(per_chunk, n - done);
 
 		if (part == per_chunk && !lanes_verify(chunk, length))
@@ -212,5 +212,5 @@ static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sum
 				     n >= STREAM);
 	}
 	_mm_sfence();
-	return (chunk - (const char *)sums) / stride;
+	return good;
 }

@@ -272,10 +272,15 @@ def weigh(words: Words) -> int:
     """
     halves = words.astype("<u8", copy=False).view("<u4").astype(np.uint64)
     parts = [
-        (halves[start : start + weights.HALVES] * WEIGHTS[: halves.size - start]).sum(dtype=np.uint64)
+        (halves[start : start + weights.HALVES] * WEIGHTS[: halves.size - start]).sum(
+            dtype=np.uint64
+        )
         for start in range(0, halves.size, weights.HALVES)
     ]
-    return sum(int(part) * factor for part, factor in zip(parts, weights.factors(), strict=False)) & _U64
+    return (
+        sum(int(part) * factor for part, factor in zip(parts, weights.factors(), strict=False))
+        & _U64
+    )
 
 
 def frame_seal(header: Header) -> int:

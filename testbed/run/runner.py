@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives.registry import check_mtu
 from testbed.core.errors import StorageError
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
 from testbed.results import FaultLog, RunFolder, Table, digest, environment
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
