@@ -1,7 +1,7 @@
 """Which MTUs in-kernel backends can have on this machine."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any
 
 from testbed.core.errors import SpecError
 from testbed.core.registry import Registry
@@ -11,11 +11,7 @@ from testbed.probes import Level, find
 __all__ = ["check_mtu"]
 
 
-class _Entry(Protocol):
-    in_kernel: bool
-
-
-def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[_Entry]) -> None:
+def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any]) -> None:
     """Check that frames of a fabric's MTU suit its backends.
 
     :param key: What the MTU was given to, for the error: an option, or a scenario's key.
