@@ -2,8 +2,8 @@
 /* The contract between programs, native code and Python, as BTF: every struct and enum of shared/.
  * Read by testbed/kernel/abi.py, and never loaded.
  *
- * clang describes the types of global variables, and whatever those contain, but not what is only
- * declared. So each type that nothing else contains is named here once.
+ * clang emits BTF for the types of global variables and for the types that these contain, but not
+ * for types that are only declared. So each type that no other type contains is named here once.
  */
 #include "shared/adjacency_native_abi.h"
 #include "shared/delay_abi.h"

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Neighbour aggregation in XDP (after PINCH, MLArchSys 2024): embeddings that arrive are added to
- * the accumulators of their vertices' neighbours on this host, and never visit user space.
+ * the accumulators of their vertices' neighbours on this host, and never pass through user space.
  *
  * A frame is claimed in a bitmap by an atomic operation before it is added, so a duplicate changes
- * nothing, on whichever CPU. An acknowledgement is a frame turned round. At its sender it becomes a
- * kick, which sends the frames that the window now has room for (bpf/broadcast.bpf.c), so in steady
- * state no process runs.
+ * nothing, whichever CPU it arrives on. An acknowledgement is the frame sent back. At its sender it
+ * becomes a kick, which sends the frames that the window now has room for (bpf/broadcast.bpf.c), so
+ * in steady state no process runs.
  */
 #include "pinch_ack.h"
 #include "pinch_meet.h"
 
-/* Where the frame goes, as enum pinch_next says. */
+/* Send the frame where enum pinch_next says. */
 static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __u32 next,
 				 bool by_link)
 {
@@ -32,8 +32,8 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	return bpf_redirect(pinch_config.doorbell, 0);
 }
 
-/* A handshake has arrived: it returns as an answer, or, if it was the last missing one, becomes a
- * kick for each flow. */
+/* A handshake has arrived: it is sent back as an answer or, if it was the last missing one, becomes
+ * a kick for each flow. */
 static __always_inline int on_handshake(struct xdp_md *ctx, struct pinch_control *c)
 {
 	__u32 next = pinch_on_handshake(ctx, c);
@@ -92,7 +92,7 @@ static __always_inline int hand_over(void)
 	return bpf_redirect_map(&pinch_cpus, pinch_config.cpu, XDP_DROP);
 }
 
-/* Must the frame not overtake others of its sender on another CPU? */
+/* Must the frame keep its place behind frames of its sender on another CPU? */
 static __always_inline bool stays_in_order(const struct ring_frame *f)
 {
 	return f->kind == PINCH_EMBED || f->kind == PINCH_ASK;
@@ -123,7 +123,7 @@ static __always_inline __u32 next_in_fan(void)
 					 : 0;
 }
 
-/* The doorbell's far end: kicks go on to the program that sends; other frames add hubs. */
+/* The doorbell's far end: kicks pass to the program that sends; other frames add slices of hubs. */
 SEC("xdp.frags")
 int pinch_doorbell(struct xdp_md *ctx)
 {
@@ -140,11 +140,12 @@ int pinch_doorbell(struct xdp_md *ctx)
 			f->stream = next_in_fan();
 			pinch_make_own(f, PINCH_DOORBELL);
 		}
-		/* Grow the buffer to a full frame, so that the program that sends need not. */
+		/* Grow the buffer to a full frame here, so that the program that sends does not
+		 * have to. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
 		f = pinch_frame_of(ctx);
-		/* A kick that is no acknowledgement names the CPU that is to send. */
+		/* A kick that was not an acknowledgement names the CPU that has to send. */
 		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE &&
 		    f->stream != bpf_get_smp_processor_id())
 			return bpf_redirect_map(&pinch_cpus, f->stream, XDP_DROP);
@@ -155,7 +156,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 	return go_on(c);
 }
 
-/* The same on another CPU: the one that aggregates, or one that the process has kicked for. */
+/* The same on another CPU: the one that aggregates, or the one that a kick names. */
 SEC("xdp.frags/cpumap")
 int pinch_remote(struct xdp_md *ctx)
 {

@@ -3,10 +3,10 @@
  * to exactly the ranks that need it.
  *
  * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement,
- * or the last missing handshake. Its buffer is filled from the map, addressed, and cloned to the
- * link, for one frame and rank after the other; in the end the kick is dropped. The process's work
- * requests come first, then frames that an acknowledgement shows to be lost, then new frames as far
- * as the window allows.
+ * or the last missing handshake. For each frame and each rank, its buffer is filled from the map,
+ * addressed, and cloned to the link; in the end the kick is dropped. The process's work requests
+ * come first, then frames that an acknowledgement shows to be lost, then new frames as far as the
+ * window allows.
  */
 #include "pinch_handshake.h"
 
@@ -19,13 +19,13 @@ struct send_work {
 	__u32 here;  /* its number */
 	__u32 homes; /* its ranks */
 	__u32 seq;
-	/* The acknowledgement at hand: its peer, and the frame and the transmission of it that
+	/* The acknowledgement being processed: its peer, and the frame, and its transmission, that
 	 * arrived there. */
 	__u32 peer;
 	__u32 chunk;
 	__u32 serial;
 	__u32 stream;
-	__u32 word; /* of its bitmap, where to look for holes */
+	__u32 word; /* word of its bitmap in which to look for holes */
 };
 
 struct copy_work {
@@ -133,8 +133,8 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 	return 0;
 }
 
-/* Retransmit a frame to the flow's ranks that lack it, or ask them about it. A frame that has not
- * been sent yet is left alone. */
+/* Retransmit a frame to the flow's ranks that lack it, or ask them about it. Do nothing if the
+ * frame has not been sent yet. */
 static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
@@ -205,7 +205,7 @@ static long send_holes(__u32 i, struct send_work *w)
 	return 0;
 }
 
-/* New frames, as far as the window goes. */
+/* Send new frames, as far as the window allows. */
 static long send_new(__u32 i, struct send_work *w)
 {
 	__u32 next = *(volatile __u32 *)&w->flow->next,
@@ -235,9 +235,9 @@ struct handshakes_work {
 	struct pinch_status say;
 };
 
-/* Send a handshake to a rank: the first time, or if this rank still lacks something of it. A rank
- * whose frames are all here asks for itself. The end of exchanges is repeated until the rank has
- * acknowledged it.
+/* Send a handshake to a rank: the first time, or if something from that rank is still missing here.
+ * A rank whose frames have all arrived asks by itself if it needs anything. The end of exchanges is
+ * repeated until the rank has acknowledged it.
  */
 static long send_handshake(__u32 rank, struct handshakes_work *w)
 {
@@ -272,7 +272,8 @@ static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *k
 		bpf_clone_redirect(skb, pinch_config.doorbell, 0);
 }
 
-/* A function of its own, because the stack has no room for it beside the rest of the program. */
+/* A separate function, because the stack has no room for its variables in addition to the
+ * program's. */
 static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c,
 				      struct ring_frame *kick)
 {
@@ -285,14 +286,14 @@ static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_contro
 		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(pinch_config.ranks, send_handshake, &w, 0);
-	/* The process may have looked before the last handshake arrived, and have left its frames
+	/* The process may have checked before the last handshake arrived, and have left its frames
 	 * to this program. */
 	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
 		kick_all(skb, kick);
 	return TC_ACT_SHOT;
 }
 
-/* Send whatever there is to send. */
+/* Send everything that is due. */
 static __always_inline void send_all(struct send_work *w, const struct ring_frame *kick)
 {
 	w->seq = seq_of(*(volatile __u64 *)&w->control->progress);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The programs that a host's devices carry: they find out which group a frame belongs to and hand
- * it to that group's own program. So groups come and go while the devices keep their programs.
+/* The programs attached to a host's devices: they look up the group that a frame belongs to, and
+ * tail-call that group's own program. So groups come and go while the devices keep their programs.
  */
 #include "lib/frame.h"
 
@@ -37,29 +37,29 @@ static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwi
 	return XDP_DROP;
 }
 
-/* On the link: what is not ours goes to the host's own network stack. */
+/* On the link: frames that are not ours go to the host's own network stack. */
 SEC("xdp.frags")
 int dispatch_link(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &groups, XDP_PASS);
 }
 
-/* On the doorbell's far end: nothing but kicks has business there. */
+/* On the doorbell's far end: only kicks belong there. */
 SEC("xdp.frags")
 int dispatch_doorbell(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &doorbells, XDP_DROP);
 }
 
-/* And on its near end, where what the far end has made of a kick comes back. */
+/* On its near end, where the frames that the far end made from a kick return. */
 SEC("xdp.frags")
 int dispatch_execute(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &executors, XDP_DROP);
 }
 
-/* On the far end again, behind its XDP program: what a group's program there has let pass is for
- * its TC program. */
+/* On the far end again, after its XDP program: frames that a group's XDP program passed are for its
+ * TC program. */
 SEC("tc")
 int dispatch_send(struct __sk_buff *skb)
 {

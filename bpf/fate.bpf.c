@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The fate of packets in memory, many a run: what testbed/faults/fate.py is compared with. */
+/* Decides the fates of packets in memory, many per run; testbed/faults/fate.py is compared with it.
+ * */
 #include "fate.h"
 
 struct fate_case {
@@ -32,7 +33,7 @@ static long judge_case(__u32 number, void *context)
 	return 0;
 }
 
-/* Judge every case, until there are no more. */
+/* Decide all cases. */
 SEC("xdp")
 int fate_batch(struct xdp_md *ctx)
 {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The fault programs: what a host sends meets its fate at the switch port that the host is attached
- * to.
+/* The fault programs: they carry out the fate of each frame that a host sends, at the switch port
+ * that the host is attached to.
  *
- * impair_xdp stands in for the switch's own program and forwards as that does. impair_tc is for
- * ports whose frames go on to the bridge. Both need the switch's forwarding table for copies and
- * delayed frames, which leave without passing the bridge.
+ * impair_xdp replaces the switch's own program and forwards in the same way. impair_tc is for ports
+ * whose frames go on to the bridge. Both need the switch's forwarding table for copies and delayed
+ * frames, which do not pass through the bridge.
  */
 #include "forward.h"
 #include "impair.h"
 
 #include <linux/pkt_cls.h>
 
-/* The entrance of the delay line. */
+/* ifindex of the delay line's ingress device. */
 __u32 hold_ifindex;
 
 /* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for
- * each copy. That of port 0, which is none, names every port so: for a switch that floods.
+ * each copy. The devmaps of port 0, which does not exist, name every port in this way, for a switch
+ * that floods.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -142,8 +143,7 @@ static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *
 	return bpf_redirect(hold_ifindex, 0);
 }
 
-/* What a switch that floods does with a copy besides: it leaves by all other ports, too, but the
- * one that it came in by. */
+/* On a switch that floods, a copy also leaves through all other ports, except the ingress port. */
 static __noinline int clone_to_others(struct __sk_buff *skb, __u32 egress)
 {
 	__u32 port, ingress = skb->ifindex, ifindex;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* What `testbed doctor` tries: the smallest programs that need each capability. Used by
+/* What `testbed doctor` loads: the smallest programs that need each capability. Used by
  * testbed/probes/. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
-/* The redirect's way out, as in the switch: index 0 names the port. */
+/* The target of the redirect, as in the switch: index 0 names the port. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 1);
@@ -14,7 +14,8 @@ struct {
 	__type(value, __u32);
 } ports SEC(".maps");
 
-/* Shared memory, as the tensors'; the probe of locked memory makes it larger than the limit. */
+/* Shared memory like that of tensors; the probe for locked memory makes it larger than the limit.
+ * */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -23,8 +24,8 @@ struct {
 	__type(value, __u64);
 } memory SEC(".maps");
 
-/* A far end that redirected frames may enter: veth takes them only where its peer runs NAPI, as it
- * does for XDP. */
+/* Attached to the far end so that it accepts redirected frames: veth accepts them only if the peer
+ * runs NAPI, as it does for XDP. */
 SEC("xdp")
 int probe_pass(struct xdp_md *ctx)
 {

@@ -26,6 +26,7 @@ int ring_link(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	outcome = ring_on_frame(&w);
+	ring_note_life(&w);
 	if (ring_config.reorder_threshold)
 		ring_look_around(&w, outcome == RING_SEND);
 	return ring_leave(&w, outcome, true);

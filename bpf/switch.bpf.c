@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* A layer 2 switch with static forwarding: destination MAC -> port -> redirect.
  *
- * Attached to every port of a switch whose ports are also ports of a Linux bridge. What this
- * program does not know (broadcast, multicast, foreign destinations, a frame that would leave where
- * it came in) takes the bridge, with the same static table. While the table is lost, the bridge
- * gets nothing: the program itself floods every frame.
+ * Attached to every port of a switch whose ports are also ports of a Linux bridge. Frames that this
+ * program does not redirect (broadcast, multicast, unknown destinations, frames that would leave
+ * through their ingress port) go to the bridge, which has the same static table. While the table is
+ * lost, the bridge gets nothing: the program itself floods every frame.
  */
 #include "forward.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Counts the system calls of one process, all its threads. User space reads the count from the
- * map's memory, and so without a call of its own.
+/* Counts the system calls of all threads of one process. User space reads the count from the map's
+ * memory, without a system call.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Copies of the testbed's own frames, as they come in by a host's link, for the process that asks
- * for them. It sits where the host's program (dispatch.bpf.c) was, and goes on to that: XDP takes
- * frames before any packet socket sees them.
+/* Copies the testbed's own frames that arrive on a host's link, for a process that wants to see
+ * them: XDP takes these frames before a packet socket sees them. The program replaces the host's
+ * own (dispatch.bpf.c) and tail-calls it.
  */
 #include "lib/frame.h"
 #include "shared/tap_abi.h"
 
-/* Who reads makes it, and all hosts share it. When it is full, frames pass without a copy. */
+/* The reader creates it, and all hosts share it. When it is full, frames are not copied. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, TAP_ROOM);

@@ -102,3 +102,23 @@ def test_no_modules_import_each_other() -> None:
         if path.name == "__init__.py":
             graph[module] = {found for found in graph[module] if not found.startswith(f"{module}.")}
     TopologicalSorter(graph).prepare()
+
+
+def test_tests_import_no_tests() -> None:
+    """What several of them need is in ``tests.support``."""
+    found = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for module in names_in(node)
+        if f"{module}.".startswith("tests.") and not f"{module}.".startswith("tests.support.")
+    ]
+    assert found == []
+
+
+def names_in(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []

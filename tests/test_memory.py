@@ -21,7 +21,7 @@ from testbed.gnn.planetoid import planetoid_graph
 from testbed.gnn.synthetic import SyntheticSpec, crowding, rmat_edges, synthetic_graph
 from testbed.host import memory
 from testbed.scenario import Scenario, load_scenario, parse_scenario
-from tests.gnn.planetoid_files import write
+from tests.support.gnn.planetoid_files import write
 
 GIB = 1 << 30
 SCENARIOS = Path(__file__).parents[1] / "scenarios"

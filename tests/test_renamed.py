@@ -11,7 +11,7 @@ from testbed.core.errors import SpecError
 from testbed.core.renamed import RENAMED, renamed
 from testbed.core.tables import Table, checked, path_of
 from testbed.scenario import parse_scenario
-from tests.testing.helpers import TESTBED, run_pytest
+from tests.support.testing.helpers import TESTBED, run_pytest
 
 
 class Knobs(Table):

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity.
- * Reference model: testbed/faults/fate.py.
+/* The fate of a frame: a pure function of the seed, the rules, and the frame's identity. Reference
+ * model: testbed/faults/fate.py.
  *
- * Not of time, nor of the order in which frames come: a run can be replayed, and a simulation meets
- * the same faults. All numbers are integers, so that both sides agree bit for bit. Probabilities
- * are compared with 63 bits of a draw; 1 is 2^63.
+ * It does not depend on time or on the order in which frames arrive, so a run can be replayed, and
+ * a simulation gets the same faults. All numbers are integers, so that both sides agree bit for
+ * bit. Probabilities are compared with 63 bits of a draw; 1 is 2^63.
  */
 #pragma once
 
@@ -55,7 +55,7 @@ static __always_inline bool fate_matches(const struct fault_rule *rule,
 struct fate_stream {
 	__u64 seed, enter, stay;
 	__u32 rule;
-	__u32 bad; /* once found */
+	__u32 bad; /* the state, once found */
 	struct fault_packet packet;
 };
 
@@ -72,10 +72,10 @@ static long fate_look_back(__u32 step, void *context)
 	return 0;
 }
 
-/* Whether a frame's stream is bad (Gilbert and Elliott's chain). Each draw moves both states of the
- * chain at once; one below `enter` or from `stay` on moves them to the same place, whatever was
- * before. So the state is a function of the few frames since the last such draw. A stream without
- * one began in its stationary distribution, as does what lies further back than FATE_LOOKBACK.
+/* Is a frame's stream in the bad state (Gilbert-Elliott chain)? Each draw applies to both states of
+ * the chain at once; one below `enter`, or of at least `stay`, takes both to the same state. So the
+ * state is a function of the few frames since the last such draw. A stream without one began in its
+ * stationary distribution, which also stands in for frames further back than FATE_LOOKBACK.
  */
 static __always_inline bool fate_bad(__u64 seed, __u32 number, const struct fault_rule *rule,
 				     const struct fault_packet *packet)
@@ -96,8 +96,8 @@ static __always_inline bool fate_bad(__u64 seed, __u32 number, const struct faul
 	       rule->stationary;
 }
 
-/* The delay at which the distribution function is draw / 2^64, between two quantiles by linear
- * interpolation. */
+/* The delay at which the distribution function is draw / 2^64, interpolated linearly between two
+ * quantiles. */
 static __always_inline __u64 fate_quantile(const struct fault_quantiles *table, __u64 draw)
 {
 	__u32 index = draw >> 54;
@@ -110,7 +110,7 @@ struct fate_walk {
 	struct fault_rules *rules;
 	struct fault_verdict *verdict;
 	struct fault_packet packet;
-	__u32 bits; /* of the frame, from FATE_FIRST_BYTE on */
+	__u32 bits; /* bits of the frame, from FATE_FIRST_BYTE on */
 };
 
 static __always_inline __u64 fate_flip(struct fault_verdict *verdict, __u64 hash, __u32 count,
@@ -202,8 +202,8 @@ static long fate_apply(__u32 number, void *context)
 	return verdict->drop != 0;
 }
 
-/* Judge a frame of `length` bytes. The verdict's memory is the caller's: it is too large for a
- * program's stack. */
+/* Decide the fate of a frame of `length` bytes. The caller provides the verdict's memory, because
+ * it is too large for a program's stack. */
 static __always_inline void fate_judge(struct fault_rules *all, const struct fault_packet *packet,
 				       __u32 length, struct fault_verdict *verdict)
 {

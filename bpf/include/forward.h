@@ -2,8 +2,9 @@
 /* A switch's static forwarding: destination MAC -> port. Its maps are filled by
  * testbed/datapath/switch.py.
  *
- * While the switch has lost its table (the event `flood`), a frame leaves by all ports but the one
- * that it came in by. A frame with fragments, which XDP cannot copy, leaves by the right one alone.
+ * While the switch has lost its table (the event `flood`), a frame leaves through all ports except
+ * its ingress port. A frame with fragments, which XDP cannot copy, leaves through the right port
+ * alone.
  */
 #pragma once
 
@@ -28,8 +29,8 @@ struct {
 	__uint(value_size, sizeof(__u32));
 } ports SEC(".maps");
 
-/* The same indices, 0 where there is no port. A devmap is for programs of one type alone, and TC's
- * have to walk the ports, too. */
+/* The same ifindexes, 0 where there is no port. Only one type of program can use a devmap, and TC
+ * programs have to walk the ports, too. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SWITCH_MAX_PORTS);
@@ -44,8 +45,8 @@ struct {
 	__type(value, struct switch_counters);
 } counters SEC(".maps");
 
-/* Not 0: the table is lost. The controller makes it and writes it at any time; all programs of a
- * switch share it. */
+/* Not 0: the table is lost. The controller creates this map and may write to it at any time; all
+ * programs of a switch share it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -72,7 +73,7 @@ static __always_inline void switch_count(__u32 port, __u64 frames, __u64 bytes)
 	}
 }
 
-/* The index of a port; 0 if the switch has none of this number. */
+/* The ifindex of a port; 0 if the switch has no port with this number. */
 static __always_inline __u32 switch_ifindex(__u32 port)
 {
 	__u32 *ifindex = bpf_map_lookup_elem(&indices, &port);
@@ -80,7 +81,7 @@ static __always_inline __u32 switch_ifindex(__u32 port)
 	return ifindex ? *ifindex : 0;
 }
 
-/* Count frames that leave by all ports but the one with index `ingress`. */
+/* Count a frame on all ports except the one with ifindex `ingress`. */
 static __noinline int switch_count_others(__u32 ingress, __u64 frames, __u64 bytes)
 {
 	__u32 port, ifindex;
@@ -93,8 +94,8 @@ static __noinline int switch_count_others(__u32 ingress, __u64 frames, __u64 byt
 	return 0;
 }
 
-/* Send a frame where its destination is; what the table does not know takes the bridge. Without a
- * table, all of it is flooded. */
+/* Forward a frame to its destination's port, or to the bridge if the table has no entry. If the
+ * table is lost, flood the frame. */
 static __always_inline int switch_forward(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;

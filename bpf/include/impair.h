@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What both fault programs do with a frame, but for their helpers' names: identity, fate, counters,
- * log. */
+/* What both fault programs do with a frame, apart from their different helpers: identity, fate,
+ * counters, log. */
 #pragma once
 
 #include "fate.h"
 #include "impair_maps.h"
 
-/* A frame's head, copied to the stack: in an skb it need not lie in one piece. */
+/* The start of a frame, copied to the stack, because in an skb it need not be contiguous. */
 struct fault_head {
 	struct ring_frame frame;
-	__u32 size;   /* bytes of it that there are */
-	__u32 length; /* of the whole frame */
+	__u32 size;   /* bytes that were copied */
+	__u32 length; /* length of the whole frame */
 };
 
-/* How much of a frame its head has; 0 if it is none. */
+/* The number of bytes of a frame to copy into its head; 0 if it is too short to be a frame. */
 static __always_inline __u32 fault_head_size(__u32 length)
 {
 	__u32 size = length < sizeof(struct ring_frame) ? length : sizeof(struct ring_frame);
 
-	/* the verifier is to see the bounds on what is returned, not on what it was made from */
+	/* the verifier must track the bounds of the value returned, not of its source */
 	barrier_var(size);
 	return size >= ETH_HLEN && size <= sizeof(struct ring_frame) ? size : 0;
 }
@@ -40,7 +40,7 @@ static __always_inline bool fault_identify_flow(const struct fault_head *head,
 	if ((frame->ip.version_ihl & 15) == 5 &&
 	    !(frame->ip.fragment & bpf_htons(NET_IPV4_FRAGMENT)) &&
 	    (key.protocol == NET_PROTOCOL_TCP || key.protocol == NET_PROTOCOL_UDP))
-		/* TCP's are in the same place */
+		/* TCP's ports are in the same place */
 		key.ports = (__u32)frame->udp.source << 16 | frame->udp.destination;
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (!flow) {
@@ -56,7 +56,7 @@ static __always_inline bool fault_identify_flow(const struct fault_head *head,
 	return true;
 }
 
-/* Who a frame is; false if it has no identity. */
+/* Find out a frame's identity; false if it has none. */
 static __always_inline bool fault_identify(struct fault_head *head, struct fault_packet *packet,
 					   struct fault_link **link)
 {
@@ -90,7 +90,7 @@ static __always_inline bool fault_identify(struct fault_head *head, struct fault
 	return true;
 }
 
-/* Whether a limit has no room for a frame. */
+/* Does a limit drop a frame? */
 static __always_inline bool fault_limited(__u32 index, __u32 length, __u64 now)
 {
 	struct fault_limit *limit = bpf_map_lookup_elem(&limits, &index);
@@ -99,7 +99,7 @@ static __always_inline bool fault_limited(__u32 index, __u32 length, __u64 now)
 
 	if (!limit || !limit->rate)
 		return false;
-	for (i = 0; i < 4; i++) { /* another CPU may be faster, but not forever */
+	for (i = 0; i < 4; i++) { /* another CPU may be faster, but not every time */
 		before = limit->full;
 		full = (before > now ? before : now) + length * 8000000000ull / limit->rate;
 		if (full > now + limit->burst)
@@ -141,7 +141,7 @@ static __always_inline void fault_log(struct fault_verdict *verdict,
 	}
 }
 
-/* A frame passes on its link now: one that waits behind it may be due. */
+/* A frame passes on its link: another one that waits for it may be due. */
 static __always_inline void fault_passed(struct fault_link *link)
 {
 	__u64 passed = __sync_fetch_and_add(&link->delay.passed, 1) + 1;
@@ -156,7 +156,7 @@ enum fault_way {
 	FAULT_MEET, /* what the verdict says */
 };
 
-/* Decide about the frame whose head this is. */
+/* Decide what to do with the frame that has this head. */
 static __always_inline enum fault_way fault_decide(struct fault_head *head,
 						   struct fault_packet *packet,
 						   struct fault_link **link,
@@ -190,7 +190,7 @@ static __always_inline enum fault_way fault_decide(struct fault_head *head,
 	return FAULT_MEET;
 }
 
-/* Fill the header of a frame that is delayed. */
+/* Fill in the header of a frame that is delayed. */
 static __always_inline void fault_delay(struct delay_header *header, struct fault_verdict *verdict,
 					const struct fault_packet *packet, struct fault_link *link,
 					__u32 ingress, __u32 egress)

@@ -8,7 +8,8 @@
 #include "fault.h"
 #include "lib/frame.h"
 
-#define FAULT_LOG_BYTES (1 << 23) /* a second and more at 100,000 records a second */
+/* enough for more than a second at 100,000 records per second */
+#define FAULT_LOG_BYTES (1 << 23)
 
 struct fault_flow_key {
 	__u8 sender, receiver, protocol, reserved;
@@ -42,7 +43,7 @@ struct {
 	__uint(max_entries, FATE_MAX_HOSTS);
 	__type(key, __u32);
 	__type(value, __u64);
-} blocked SEC(".maps"); /* by sender, a bit a receiver that its frames do not reach */
+} blocked SEC(".maps"); /* by sender, one bit per receiver that its frames must not reach */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -50,9 +51,9 @@ struct {
 	__uint(max_entries, 2 * FATE_MAX_HOSTS);
 	__type(key, __u32);
 	__type(value, struct fault_limit);
-} limits SEC(".maps"); /* 2 * rank of what a host sends, and 1 more of what it is sent */
+} limits SEC(".maps"); /* index 2 * rank for what a host sends, 2 * rank + 1 for what it receives */
 
-/* Elements by rule * FAULT_LINKS + link; the loader knows how many rules there are. */
+/* Indexed by rule * FAULT_LINKS + link; the loader sets the size from the number of rules. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, FAULT_LINKS);

@@ -13,10 +13,10 @@ static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
-	if (*sum == expected)
-		return true;
-	ring_count(w, DROP_BAD_CHECKSUM);
-	return false;
+	w->verified = *sum == expected;
+	if (!w->verified)
+		ring_count(w, DROP_BAD_CHECKSUM);
+	return w->verified;
 }
 
 /* Does the frame, which has this rank's sequence number, fit this rank's tensor? If not, its sender
@@ -346,9 +346,17 @@ static __always_inline bool ring_is_for_me(struct ring_work *w)
 		ring_count(w, DROP_BAD_RANK);
 		return false;
 	}
-	if (w->stream)
-		w->stream->heard[sender] += 1;
+	w->sender = sender;
 	return true;
+}
+
+/* A frame that has been verified is a sign of life. Any other may be a dead rank's, damaged on its
+ * way or sent by a stranger.
+ */
+static __always_inline void ring_note_life(struct ring_work *w)
+{
+	if (w->verified && w->stream)
+		w->stream->heard[w->sender & (RING_MAX_RANKS - 1)] += 1;
 }
 
 static __always_inline enum ring_verdict ring_on_frame(struct ring_work *w)

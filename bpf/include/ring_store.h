@@ -364,7 +364,8 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		return ring_drop(w, DROP_BAD_LENGTH);
 	if (ring_overtaken(w))
 		return ring_drop(w, DROP_OVERTAKEN);
-	if (sum != expected)
+	w->verified = sum == expected;
+	if (!w->verified)
 		return ring_drop(w, DROP_BAD_CHECKSUM);
 	if (reduced != now && !word_advance(&w->chunk->reduced, reduced, now))
 		return ring_drop(w, DROP_DUPLICATE);

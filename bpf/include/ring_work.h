@@ -19,6 +19,8 @@ struct ring_work {
 	__u64 progress; /* as read when this frame's work began */
 	__u32 index;	/* of the chunk */
 	__u32 length;	/* of the payload of frames in this sequence number */
+	__u32 sender;	/* of the frame that has arrived */
+	bool verified;	/* that frame is what it says, and from whom it says */
 	bool nack_due;	/* a nack is reserved for this frame */
 };
 
@@ -224,8 +226,8 @@ static __always_inline __u64 ring_payload_expected(struct ring_work *w)
 /* Verify the seal of a frame whose payload does not count. */
 static __always_inline bool ring_is_sealed(struct ring_work *w)
 {
-	if (!ring_payload_expected(w))
-		return true;
-	ring_count(w, DROP_BAD_CHECKSUM);
-	return false;
+	w->verified = !ring_payload_expected(w);
+	if (!w->verified)
+		ring_count(w, DROP_BAD_CHECKSUM);
+	return w->verified;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What every program needs of the kernel and of the compiler, and the clock. */
+/* What every program needs from the kernel and the compiler, and the clock. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Frames of ring and exchange: told from others, sealed, addressed. Reference model:
+/* Frames of the ring and of exchanges: recognizing, sealing and addressing them. Reference model:
  * testbed/protocol/wire.py. */
 #pragma once
 
@@ -10,10 +10,10 @@
 #define FRAME_WORD(frame, field) \
 	(*(const __u64 *)((const void *)(frame) + __builtin_offsetof(struct ring_frame, field)))
 
-/* What a checksum begins with, so that a frame adds up only as the one that its header says it is,
- * from whom it says and for whom it says. It covers every field of the header but the checksum;
- * what lies below is compared with what it must be. For each word the mix is a bijection, so an
- * error within one word is always seen; other errors are missed once in 2^64. Multipliers:
+/* The initial value of a checksum, so that a frame is only valid with exactly this header:
+ * identity, sender and receiver. It covers every field of the header except the checksum; the
+ * headers below are compared with their expected values. For each word the mix is a bijection, so
+ * an error within one word is always detected; other errors are missed once in 2^64. Multipliers:
  * splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
  */
 static __always_inline __u64 frame_seal(const struct ring_frame *frame)
@@ -26,7 +26,7 @@ static __always_inline __u64 frame_seal(const struct ring_frame *frame)
 	return x ^ x >> 31;
 }
 
-/* The frame's headers when it is one of ours, else NULL. */
+/* The frame's headers if it is one of ours, else NULL. */
 static __always_inline struct ring_frame *frame_parse(void *data, void *data_end)
 {
 	struct ring_frame *frame = data;
@@ -41,7 +41,7 @@ static __always_inline struct ring_frame *frame_parse(void *data, void *data_end
 	return frame;
 }
 
-/* Everything below our header, of a frame with `length` bytes of payload. */
+/* Fill in all headers below ours, for a frame with `length` bytes of payload. */
 static __always_inline void frame_address(struct ring_frame *f,
 					  const volatile struct net_peer *from,
 					  const volatile struct net_peer *to, __u32 length)

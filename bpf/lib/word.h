@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Words of lib/seq.h in memory that several CPUs change, and bitmaps of them: 32 bits a word, those
- * of a sequence number. */
+/* Words of lib/seq.h in memory that several CPUs change, and bitmaps made of them: each word has a
+ * sequence number and 32 bits. */
 #pragma once
 
 #include "lib/bpf.h"
@@ -11,7 +11,7 @@ static __always_inline __u64 word_read(const __u64 *word)
 	return *(const volatile __u64 *)word;
 }
 
-/* Move a word forward, unless somebody else has moved it. */
+/* Move a word forward, unless another CPU or the process has moved it. */
 static __always_inline bool word_advance(__u64 *word, __u64 from, __u64 to)
 {
 	return word_is_forward(from, to) && __sync_val_compare_and_swap(word, from, to) == from;
@@ -33,9 +33,9 @@ static __always_inline __u32 bitmap_count(__u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in
- * sequence numbers: a frame of an earlier one, which may have been under way in some program while
- * the process went on, finds nothing to change.
+/* Add bits to a word of a bitmap; `*fresh` is set to those that it did not have. Sequence numbers
+ * only move forward: a frame of an earlier one, which a program may still have been processing when
+ * the process moved on, changes nothing.
  */
 static __always_inline enum bitmap_claim bitmap_add(void *bitmap, __u32 index, __u32 seq,
 						    __u32 bits, __u32 *fresh)

@@ -7,9 +7,9 @@
 enum adjacency_sum { ADJACENCY_SUM, ADJACENCY_WEIGHTED, ADJACENCY_MAX };
 
 struct adjacency {
-	__u64 rows; /* of the result */
+	__u64 rows; /* rows of the result */
 	__u64 dim;  /* columns */
 	const __s64 *indptr;
 	const __s32 *indices;
-	const float *weights; /* one an index */
+	const float *weights; /* one per index */
 };

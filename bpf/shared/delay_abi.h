@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the delay line (testbed/native/delay_line.c) shares with the side that controls it, which
- * sets the first part. */
+/* What the delay line (testbed/native/delay_line.c) shares with its controller, which sets the
+ * first part. */
 #pragma once
 
 #include "switch_abi.h"
@@ -14,18 +14,18 @@ enum delay_value {
 
 struct delay_line {
 	__u64 capacity; /* frames */
-	__u64 room;	/* bytes a frame, struct delay_header included */
+	__u64 room;	/* bytes per frame, struct delay_header included */
 	__u64 link_stride, links;
 	__u64 wakeups;		      /* bytes of the ring buffer */
-	__u64 port[SWITCH_MAX_PORTS]; /* indices of the switch's ports, 0 behind the last */
+	__u64 port[SWITCH_MAX_PORTS]; /* ifindexes of the switch's ports, 0 after the last */
 
 	__u64 realtime; /* 1: under SCHED_FIFO */
-	__u64 received; /* frames taken in, full ones too */
-	__u64 sent;	/* copies, as all that follow */
-	__u64 late;	/* of those sent, by more than DELAY_LATE_NS */
-	__u64 full;	/* dropped: no room */
-	__u64 refused;	/* dropped: the port did not take them */
+	__u64 received; /* frames received, those dropped as `full` included */
+	__u64 sent;	/* copies, like all counters below */
+	__u64 late;	/* copies sent more than DELAY_LATE_NS late */
+	__u64 full;	/* dropped: the memory was full */
+	__u64 refused;	/* dropped: the port refused them */
 	__u64 closed;	/* dropped: still waiting at the end */
-	__u64 invalid;	/* frames that no program of ours has written */
+	__u64 invalid;	/* frames that none of our programs has written */
 	__u64 lateness[DELAY_BUCKETS];
 };

@@ -13,20 +13,20 @@ enum mesh_outcome {
 	MESH_FOREIGN,
 	MESH_UNKNOWN_VERTEX,
 	MESH_NOTED,
-	MESH_WAITING, /* for notes alone */
+	MESH_WAITING, /* only in notes */
 };
 
-/* Before each message, in the byte order of the one machine that all ranks run on. */
+/* Precedes each message, in host byte order, because all ranks run on one machine. */
 struct mesh_header {
 	__u32 kind;	/* enum mesh_kind */
-	__u32 exchange; /* which one, counted from 1; of a note: an outcome */
-	__u64 bytes;	/* that follow; of a note, which nothing follows: the rank at fault */
+	__u32 exchange; /* number of the exchange, from 1; in a note: an outcome */
+	__u64 bytes; /* bytes that follow; in a note, which is only a header: the rank at fault */
 };
 
 /* One direction of a connection. */
 struct mesh_flow {
 	__u32 step;    /* enum mesh_step */
-	__u32 blocked; /* the socket has taken less than it was given */
+	__u32 blocked; /* the socket accepted less than it was given */
 	__u64 done;    /* bytes of the step's message, its header included */
 	struct mesh_header header;
 };
@@ -34,14 +34,15 @@ struct mesh_flow {
 struct mesh_peer {
 	__s32 fd;	       /* blocking, with SO_RCVTIMEO */
 	__u32 nonfinite;       /* its embeddings were not all finite */
-	__u64 needed;	       /* rows that come */
-	char *into;	       /* where they go */
-	const __s64 *requests; /* pull: numbers of their vertices */
-	__u64 serves;	       /* rows that go */
-	/* their positions; pull: room for the numbers that it sends, which become positions */
+	__u64 needed;	       /* rows to receive */
+	char *into;	       /* where the received rows are stored */
+	const __s64 *requests; /* pull: numbers of the vertices of these rows */
+	__u64 serves;	       /* rows to send */
+	/* their positions; pull: room for the peer's numbers, which become positions
+	 */
 	__s64 *rows;
 	char *chunk;	/* room for chunk_rows rows */
-	__u64 gathered; /* bytes of rows that have been in the chunk */
+	__u64 gathered; /* bytes of rows gathered so far */
 	struct mesh_flow out, in;
 };
 
@@ -51,11 +52,11 @@ struct mesh {
 	__u32 exchange;
 	__u32 nonfinite; /* this rank's embeddings are not all finite */
 	__s32 timeout_ms;
-	__u32 failed; /* comes back: the peer that an outcome other than MESH_FINE is about */
+	__u32 failed; /* output: the peer to which an outcome other than MESH_FINE refers */
 	__u64 row_bytes;
 	__u64 chunk_rows;	/* rows gathered at once */
 	const __s32 *positions; /* pull: by vertex; -1: not this rank's */
-	__s64 vertices;		/* entries of it */
+	__s64 vertices;		/* entries in `positions` */
 	__u64 send_ns;		/* time spent gathering and sending, cumulative */
 	struct mesh_peer *peer;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The headers below ours, as the standards have them; the kernel's own of IPv4 has bit fields,
- * which BTF readers cannot place. */
+/* The headers below ours, as the standards define them. The kernel's own IPv4 header has bit
+ * fields, whose place BTF readers cannot tell. */
 #pragma once
 
 #include <linux/types.h>
@@ -25,12 +25,12 @@ struct net_eth {
 struct net_ipv4 {
 	__u8 version_ihl;
 	__u8 tos;
-	__be16 length; /* of the packet, from this header on */
+	__be16 length; /* length of the packet, from this header on */
 	__be16 id;
 	__be16 fragment;
 	__u8 ttl;
 	__u8 protocol;
-	/* one's complement sums are of whichever byte order they are made in (RFC 1071) */
+	/* one's complement sums have the byte order in which they were computed (RFC 1071) */
 	__u16 check;
 	__be32 source;
 	__be32 destination;
@@ -43,7 +43,7 @@ struct net_udp {
 	__u16 check;
 };
 
-/* How a host addresses another. */
+/* The addresses of another host. */
 struct net_peer {
 	__u8 mac[6];
 	/* one's complement sum of the IPv4 header to this peer, without total length */

@@ -1,40 +1,40 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What testbed/native/pinch.c shares with Python: the process's side of an exchange. Programs know
- * nothing of it. */
+/* What testbed/native/pinch.c shares with Python: the process's side of an exchange. Programs do
+ * not use it. */
 #pragma once
 
 #include "pinch_abi.h"
 
-/* How pinch_wait has ended. */
+/* The result of pinch_wait. */
 enum pinch_waited {
 	PINCH_TIME_UP,
 	PINCH_COMPLETE,
-	PINCH_UNFIT, /* all ranks have entered, and payloads do not hold */
+	PINCH_UNFIT, /* all ranks have entered, but payloads are not valid */
 	PINCH_OVER,  /* there will be no more exchanges */
 };
 
 struct pinch_format {
-	__u32 bytes; /* of a lane: 2 or 4 */
+	__u32 bytes; /* bytes of a lane: 2 or 4 */
 	__u32 dim;
-	__u32 words;   /* of a vertex in a frame */
+	__u32 words;   /* words of a vertex in a frame */
 	__u32 parts;   /* frames that an embedding takes */
 	__u32 rows;    /* vertices in a full frame */
-	__u32 stride;  /* bytes from one payload to the next */
+	__u32 stride;  /* distance from one payload to the next, bytes */
 	__u32 maximum; /* accumulators hold maxima, not sums */
 	__s32 limit;   /* largest magnitude of a lane */
 };
 
-/* One rank's end: its maps, its doorbell, and how time is spent. */
+/* One rank's process: its maps, its doorbell, and where its time goes. */
 struct pinch {
 	struct pinch_format format;
 	struct pinch_control *control;
 	char *payloads;
 	struct pinch_frame *frames;
-	const char *kicks;	    /* one a flow */
-	const char *handshake_kick; /* has handshakes sent */
+	const char *kicks;	    /* one kick per flow */
+	const char *handshake_kick; /* the kick that makes the programs send handshakes */
 	struct pinch_peer *peers;
 	struct pinch_flow *flows;
-	const __u64 *frames_to; /* each rank */
+	const __u64 *frames_to; /* number of frames, by rank */
 	__u64 *seen, *acked, *hub_queue;
 	struct pinch_sent *sent;
 	__u64 *consumer;

@@ -118,7 +118,7 @@ struct ring_stream {
 	__u32 seq;
 	__u32 prev;	/* latest frame that was not a retransmission, as `prev` encodes it */
 	__u64 progress; /* frames that brought something new, since the start */
-	__u32 heard[RING_MAX_RANKS]; /* frames from each rank, since the start */
+	__u32 heard[RING_MAX_RANKS]; /* verified frames from each rank, since the start */
 	__u32 pad[12];
 };
 

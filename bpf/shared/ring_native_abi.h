@@ -1,41 +1,42 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What testbed/native/ring.c shares with Python: the process's side of the ring. Programs know
- * nothing of it. */
+/* What testbed/native/ring.c shares with Python: the process's side of the ring. Programs do not
+ * use it. */
 #pragma once
 
 #include "ring_abi.h"
 
 enum ring_native_size {
-	RING_CHECK_BYTES = 8, /* of a chunk: its last word, the check of what is before it */
+	RING_CHECK_BYTES = 8, /* the last word of a chunk, the check of the words before it */
 	RING_MAX_STATUS = 1024,
 };
 
-/* What became of a collective, and what is left to do. */
+/* How a collective ended, and what is left to do. */
 enum ring_outcome {
 	RING_DONE, /* the sums are in place */
 	RING_LATE, /* the timer has expired: recover, then ring_complete */
-	/* a value of this rank's is not finite: ring_finish with a status that says so, wait,
-	   ring_complete */
+	/* one of this rank's values is not finite: ring_finish with a status that says so, wait,
+	 * ring_complete */
 	RING_NONFINITE,
-	RING_FAULTY, /* a rank's status says more than an exponent */
-	RING_MISFIT, /* the exponent was not good enough */
+	RING_FAULTY, /* a rank's status has more than an exponent */
+	RING_MISFIT, /* the predicted exponent was too low or wastes too much precision */
 	RING_FAILED, /* see `error` */
 };
 
 /* The format of lanes; Lanes of testbed/protocol/lanes.py. */
 struct lanes {
 	__u32 bytes; /* 2 or 4 */
-	__u32 bias;  /* what makes lanes unsigned */
+	__u32 bias;  /* offset that makes lanes unsigned */
 	__s32 limit;
 	float clamp; /* the largest float that rounds to no more than the limit */
 	__s32 fraction_bits;
 	__s32 ranks;
 };
 
-/* How a tensor lies in chunks; Layout of testbed/collectives/ring/layout.py. */
+/* How a tensor is laid out in chunks; Layout of testbed/collectives/ring/layout.py. */
 struct ring_layout {
 	__u64 count; /* values */
-	/* bytes of their lanes, up to the next word: where the status begins, checks left out */
+	/* bytes of their lanes, rounded up to whole words: where the status begins, not counting
+	 * checks */
 	__u64 data;
 	__u32 status;
 	__u32 total;  /* chunks */
@@ -47,7 +48,7 @@ struct ring_layout {
 
 /* A CPU's stream from the rank before, as the process sees it. */
 struct ring_quiet {
-	__u64 progress; /* of the stream, when it was last looked at */
+	__u64 progress; /* frames that made progress on the stream, as of the last look */
 	__u64 since;	/* ns: time of the last progress or probe */
 	__u32 probes;	/* in a row */
 	__u32 pad;
@@ -58,7 +59,7 @@ struct ring {
 	/* Set once. */
 	struct ring_control *control;
 	struct ring_early *early_frames;
-	void *kick; /* a frame as long as a chunk from the start: there may be no room to grow */
+	void *kick; /* a frame already as long as a chunk, because there may be no room to grow */
 	__u64 kick_length;
 	__s32 doorbell, events;
 	__u32 rank, ranks;
@@ -73,26 +74,27 @@ struct ring {
 	__u32 in_recovery; /* the last stall nacked a frame that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
-	__u32 yields;	      /* times that a collective's wait gives way before it sleeps */
-	__u32 patience;	      /* of these, what this collective has left */
+	__u32 yields;	      /* times that a collective yields the CPU before it sleeps */
+	__u32 patience;	      /* yields that this collective has left */
 	__u32 slack;	      /* bits of precision that an exponent may waste */
 	__s32 least_exponent; /* that the status has a byte for */
 	__u32 exponents;
-	__s64 timeout_ns; /* how long a collective waits before the process looks who is there */
-	__u64 *consumer;  /* positions in the ring buffer of events */
+	/* how long a collective waits before the process checks which ranks are alive */
+	__s64 timeout_ns;
+	__u64 *consumer; /* positions in the ring buffer of events */
 	const __u64 *producer;
 	__u32 front;		  /* all chunks before this one are done */
 	__u32 allowed;		  /* chunks that could be nacked then */
-	__u32 stalls;		  /* in a row */
+	__u32 stalls;		  /* stalls in a row */
 	__u32 probes;		  /* since the start */
 	__u32 next;		  /* chunk that the next stall starts at */
 	__u32 to_verify;	  /* chunk whose result is verified next, before all are stored */
 	__u64 nacked_at;	  /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */
-	__u64 refused;		  /* results that were not what their check said */
+	__u64 refused;		  /* results that failed their check */
 	__u64 quantize_ns, communicate_ns, wait_ns, dequantize_ns;
-	/* What the last collective has shown. */
+	/* Results of the last collective. */
 	__s32 seen;	 /* exponent of the group's greatest magnitude */
-	__u32 magnitude; /* greatest of this rank's */
+	__u32 magnitude; /* greatest magnitude of this rank */
 	__s32 error;	 /* errno */
 };

@@ -5,7 +5,7 @@
 #include <linux/types.h>
 
 enum switch_value {
-	SWITCH_TO_BRIDGE = 0,  /* the counters' element for frames that were passed */
+	SWITCH_TO_BRIDGE = 0,  /* index of the counter for frames passed to the bridge */
 	SWITCH_MAX_PORTS = 64, /* ports are numbered from 1 */
 	/* Bytes of a frame that veth keeps in one piece. XDP cannot copy a longer one: the kernel's
 	 * xdpf_clone copies the first piece alone. */

@@ -18,9 +18,9 @@ struct tcp_ring {
 	__s32 rank, ranks;
 	__s32 timeout_ms;
 	__s32 slots;	/* blocks in scratch */
-	__u64 block;	/* most elements of a block */
-	__u64 segment;	/* most elements taken from the socket at once */
+	__u64 block;	/* maximum number of elements in a block */
+	__u64 segment;	/* maximum number of elements read from the socket at once */
 	float *scratch; /* slots * block elements */
 	__u64 wait_ns;	/* time in which neither stream moved, cumulative */
-	__u64 spin_ns;	/* how long to yield the CPU in turns before sleeping */
+	__u64 spin_ns;	/* how long to keep yielding the CPU before sleeping */
 };

@@ -11,7 +11,7 @@
 
 enum ring_value {
 	RING_PORT = 17170,
-	RING_MAGIC = 0x4152, /* "RA" as it stands on the wire */
+	RING_MAGIC = 0x4152, /* "RA" on the wire */
 	RING_VERSION = 2,
 	RING_MAX_RANKS = 32,
 	RING_MAX_GROUPS = 4096,
@@ -19,14 +19,16 @@ enum ring_value {
 
 /* Frames between hosts carry kinds below RING_DOORBELL. */
 enum ring_kind {
-	RING_REDUCE = 1, /* reduce-scatter: a partial sum; hop = ranks that have added theirs */
-	/* all-gather: the whole sum; the last hop is to the rank two before the owner */
+	/* reduce-scatter: a partial sum; hop = number of ranks that have added their input */
+	RING_REDUCE = 1,
+	/* all-gather: the complete sum; the last hop is to the rank two before the owner */
 	RING_RESULT = 2,
 	RING_NACK = 3, /* the sender lacks a frame of this chunk */
 	/* is the receiver up? seq = what the sender has entered, chunk = its first missing result
 	 */
 	RING_PROBE = 4,
-	/* the answer, with the same fields; to the rank after, `prev` is the stream's last frame */
+	/* the answer, with the same fields; in one to the rank after, `prev` is the stream's last
+	   frame */
 	RING_ALIVE = 5,
 	RING_DOORBELL = 16, /* the process has posted work requests */
 };
@@ -41,12 +43,12 @@ enum pinch_kind {
 	PINCH_HANDSHAKE = 8,
 	PINCH_ASK = 9,	     /* has frame `chunk` arrived? stream and prev as in PINCH_EMBED */
 	PINCH_DOORBELL = 17, /* there are frames to send */
-	PINCH_WORK = 18,     /* there are hubs to go on with */
+	PINCH_WORK = 18,     /* there are hubs to continue with */
 	PINCH_SEND_HANDSHAKES = 19, /* there are handshakes to send */
 };
 
 /* Doorbell frames (kinds from RING_DOORBELL on) never leave their host: its process or its own
- * programs make them, and `receiver` is its rank. Only these header fields have a meaning in them:
+ * programs make them, and `receiver` is its rank. Only these header fields are meaningful in them:
  *
  * RING_DOORBELL: flags (RING_FLAG_SPREAD). When a work request for a probe moves to another CPU,
  * the frame becomes a RING_PROBE whose chunk and attempt are those of the work request.
@@ -96,7 +98,8 @@ struct ring_frame {
 	__u8 version;
 	__u8 kind;   /* enum ring_kind, enum pinch_kind */
 	__u16 group; /* index of the group on its hosts */
-	/* random, drawn when the group forms: tells its frames from those of other sessions */
+	/* random, drawn when the group forms: distinguishes its frames from those of other sessions
+	 */
 	__u64 cookie;
 	__u32 seq; /* sequence number of the collective in its group, from 1 */
 	__u32 chunk;
@@ -105,13 +108,13 @@ struct ring_frame {
 	__u8 stream;
 	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of the all-gather phase */
 	__u8 hop;
-	__u8 sender; /* ranks; the IP addresses must agree with them */
+	__u8 sender; /* ranks; the IP addresses must match them */
 	__u8 receiver;
 	__u8 flags;   /* enum ring_flag, enum pinch_flag */
 	__u8 round;   /* how often the reduce-scatter phase of the chunk has been started over */
-	__u16 length; /* of the payload, bytes; a multiple of 64 */
-	/* of the tensor: ranks must not add up different ones; VERIFIED_ACK: the lower half of the
-	 * number acknowledged */
+	__u16 length; /* length of the payload in bytes, a multiple of 64 */
+	/* tag of the tensor, because ranks must not add up different ones; VERIFIED_ACK: the lower
+	 * half of the number acknowledged */
 	__u16 tag;
 	__u16 attempt; /* 0, then one more for each retransmission */
 	/* the frame before it on its stream, to the same rank; nack: the round of the sender's

@@ -1,3 +1,3 @@
-"""What every room builds on: errors, resources, what users write and name, registries, tables of
-options.
+"""What every other package builds on: errors, resources, parsing of user input, registries, and
+tables of options.
 """

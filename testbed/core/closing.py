@@ -1,4 +1,4 @@
-"""What owns a resource and gives it back at the end of a ``with`` block."""
+"""Base class of objects that own a resource and release it at the end of a ``with`` block."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -8,11 +8,11 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """A context manager that closes itself on the way out, whether or not there was an error."""
+    """A context manager that closes itself on exit, whether or not there was an error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; harmless when called again."""
+        """Release everything; calling it again does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -21,12 +21,13 @@ __all__ = [
 class TestbedError(Exception):
     """Base of all errors that the command line prints as one message, without a traceback.
 
-    :cvar exit_status: What the command ends with: 1, the work failed; 2, it was asked for wrongly.
-    :cvar a_line_each: Whether each line of the text is an error of its own; else the first is, and
-    what follows is a log. :cvar before_log: Where the log begins.
+    :cvar exit_status: The command's exit status: 1 if the work failed, 2 for wrong usage.
+    :cvar a_line_each: Whether each line of the text is a separate error; otherwise the first line
+        is the error, and a log follows.
+    :cvar before_log: What separates the error from the log.
     """
 
-    __test__ = False  # pytest: the name starts with "Test", it is no test class
+    __test__ = False  # pytest: the name starts with "Test", but it is not a test class
 
     exit_status: ClassVar[int] = 1
     a_line_each: ClassVar[bool] = False
@@ -35,9 +36,7 @@ class TestbedError(Exception):
     _besides: tuple[str, ...] = ()
 
     def also(self, text: str) -> None:
-        """Add a line before any log: a caller that catches an error may know its cause, or what is
-        left behind.
-        """
+        """Add a line before any log, for a caller that knows the cause or what is left behind."""
         self._besides += (text,)
 
     def __str__(self) -> str:
@@ -46,8 +45,8 @@ class TestbedError(Exception):
 
 
 class SpecError(TestbedError):
-    """A scenario, flag or argument is wrong; the text names the key, its value, and what is
-    allowed.
+    """A scenario, flag or argument is wrong; the text names the key, its value, and what it must
+    be.
     """
 
     exit_status = 2
@@ -55,19 +54,19 @@ class SpecError(TestbedError):
 
 
 class StorageError(TestbedError):
-    """A file or folder cannot be read or written: a full disk, missing rights; the text names it
-    and the reason.
+    """A file or folder cannot be read or written, for example because the disk is full; the text
+    names it and the reason.
     """
 
 
 class KernelError(TestbedError):
-    """The kernel refused a program, map, link or netlink request; the text carries the kernel's own
-    words.
+    """The kernel refused a program, map, link or netlink request; the text has the kernel's
+    message.
     """
 
 
 class FabricError(TestbedError):
-    """Hosts, links or switches could not be built or have gone away."""
+    """Hosts, links or switches could not be built, or have disappeared."""
 
 
 class FaultError(TestbedError):
@@ -99,7 +98,7 @@ class WorkerDied(TestbedError):
 
 
 class WorkerTimeout(TestbedError):
-    """A worker did not answer, or did not connect, in the time it was given."""
+    """A worker did not answer, or did not connect, within the timeout."""
 
 
 class CollectiveError(TestbedError):
@@ -107,14 +106,14 @@ class CollectiveError(TestbedError):
 
 
 class LimitError(TestbedError):
-    """A process has come to a limit: its memory, the depth of its stack, the range of a number."""
+    """A process has reached a limit: memory, stack depth, or the range of a number."""
 
 
 def limit_reached(error: BaseException) -> str | None:
     """Return a line that names the limit that was reached; None for any other error, such as a bug.
 
-    Memory runs out by `MemoryError`, which numpy and pyarrow derive theirs from, by ENOMEM of a
-    system call, and in torch by a `RuntimeError`.
+    Memory exhaustion shows as `MemoryError`, from which numpy and pyarrow derive theirs, as ENOMEM
+    from a system call, and in torch as `RuntimeError`.
     """
     text = " ".join(str(error).split())
     match error:

@@ -1,4 +1,4 @@
-"""Files that a user names: read only where they are files indeed, and only so far."""
+"""Reading files that a user names: only regular files, and only up to a maximum size."""
 
 import os
 import stat
@@ -20,9 +20,10 @@ _KINDS = {
 def check_regular(path: Path) -> None:
     """Check that a path leads to a regular file, through symbolic links or not, without opening it.
 
-    Devices and FIFOs may have no end or no beginning, and to open some of them does something.
+    Reading a device or FIFO may never end or never begin, and opening some devices has side
+    effects.
 
-    :raises SpecError: It does not, or cannot be looked at.
+    :raises SpecError: It does not, or cannot be examined.
     """
     try:
         _check_kind(path, os.stat(path).st_mode)
@@ -33,20 +34,20 @@ def check_regular(path: Path) -> None:
 def read_regular(path: Path, most: int) -> bytes:
     """Return what a regular file holds.
 
-    :param most: Bytes that it may have, so that nothing larger is read.
-    :raises SpecError: It is no regular file, has more bytes, or cannot be read.
+    :param most: Maximum size in bytes; nothing larger is read.
+    :raises SpecError: It is not a regular file, is larger, or cannot be read.
     """
     check_regular(path)
     try:
-        # Whoever may write there can put a FIFO in its place now: it must neither be waited for nor
-        # read.
+        # Another user with write access may have put a FIFO there since: do not wait for it or read
+        # it.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
             found = os.fstat(file.fileno())
             _check_kind(path, found.st_mode)
-            # A file of the kernel's own says that it has none: to read some of those takes what is
-            # read from others, or waits.
+            # A file of the kernel's (procfs, sysfs) has size 0. Reading some of these consumes data
+            # that other readers need, or blocks.
             data = file.read(most + 1) if found.st_size else b""
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,8 +1,7 @@
-"""Numbers as a user writes them, in flags, lists, sizes and faults: read here, and nowhere else.
-Pure.
+"""Parsing of all numbers that a user writes, in flags, lists, sizes and faults. Pure.
 
-Python's own `int` and `float` take more than anybody means: ``1_0``, other scripts' digits,
-``nan``, ``1e309`` for infinity; and `int` raises another error where a number has thousands of
+Python's own `int` and `float` accept more than a user means: ``1_0``, digits of other scripts,
+``nan``, ``1e309`` as infinity. And `int` raises a different error for a number with thousands of
 digits (sys.set_int_max_str_digits).
 """
 
@@ -21,14 +20,14 @@ _LONGEST = 80  # characters of a value that an error shows
 
 
 def read_whole(text: str) -> int | None:
-    """Return a whole number in decimal digits; None where the text is none, or has more than 64
-    digits.
+    """Return a whole number written in decimal digits; None if the text is not one, or has more
+    than 64 digits.
     """
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def read_real(text: str) -> float | None:
-    """Return a number such as ``-0.5``, ``.5`` or ``1e-3``; None where the text is none, or too
+    """Return a number such as ``-0.5``, ``.5`` or ``1e-3``; None if the text is not one, or is too
     large for a double.
     """
     value = float(text) if _REAL.fullmatch(text) else math.nan
@@ -36,18 +35,18 @@ def read_real(text: str) -> float | None:
 
 
 def cut(text: str) -> str:
-    """Return what an error shows of a value's text: the beginning, where it is long."""
+    """Return the text of a value for an error; a long one is cut off."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def shown(value: object) -> str:
-    """Return what an error shows of a value: a text in quotes."""
+    """Return a value as text for an error: strings are quoted."""
     return cut(repr(value))
 
 
 def format_size(size: int) -> str:
-    """Write a size with the largest suffix that divides it: as `testbed.bench.sizes.parse_size`
-    reads it.
+    """Write a size with the largest suffix that divides it, in the syntax of
+    `testbed.bench.sizes.parse_size`.
     """
     for suffix, power in (("G", 30), ("M", 20), ("K", 10)):
         if size and size % (1 << power) == 0:
@@ -57,9 +56,7 @@ def format_size(size: int) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole numbers from `least` to `most`; all, where what takes the number says itself what is
-    allowed.
-    """
+    """Whole numbers from `least` to `most`; without bounds if the caller checks the range."""
 
     least: int = 1 - 10**MOST_DIGITS
     most: int = 10**MOST_DIGITS - 1
@@ -97,9 +94,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """Finite numbers from `least` to `most`; all, where what takes the number says itself what is
-    allowed.
-    """
+    """Finite numbers from `least` to `most`; without bounds if the caller checks the range."""
 
     least: float = -math.inf
     most: float = math.inf

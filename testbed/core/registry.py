@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def load(path: str) -> Any:
-    """Return what ``module:attribute`` names.
+    """Return the object that ``module:attribute`` names.
 
-    :raises SpecError: There is no such module or attribute, or importing it fails for want of
-        another.
+    :raises SpecError: There is no such module or attribute, or the import fails because another
+        module is missing.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -28,18 +28,17 @@ def load(path: str) -> Any:
 
 
 class Registry(Generic[T]):
-    """A mapping from names to objects of one kind; what it does not import is imported when it is
-    asked for.
+    """A mapping from names to objects of one kind, which are imported on first use.
 
-    A name is looked up among the testbed's own, then among the entry points of installed packages,
-    and is at last taken for the ``module:attribute`` of an object that no package has registered.
+    A name is looked up among the testbed's own objects, then among the entry points of installed
+    packages; otherwise it is taken as the ``module:attribute`` of an object that no package has
+    registered.
 
-    :param noun: What an object is called, for errors.
+    :param noun: The word for an object in errors.
     :param base: ``module:class``: each object is an instance or a subclass of it.
-    :param own: The testbed's objects, or the ``module:attribute`` where each is.
-    :param group: Of entry points.
-    :param adapt: Makes an object of something else that an entry point or ``module:attribute``
-        names.
+    :param own: The testbed's objects, or the ``module:attribute`` of each.
+    :param group: The group of entry points.
+    :param adapt: Converts what an entry point or ``module:attribute`` names to an object of `base`.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Registry(Generic[T]):
         return {entry.name: entry.value for entry in found if entry.name not in self._own}
 
     def __iter__(self) -> Iterator[str]:
-        """Names that are registered, the testbed's own first."""
+        """The registered names, the testbed's own first."""
         return iter((*self._own, *self._installed))
 
     def __len__(self) -> int:
@@ -79,7 +78,7 @@ class Registry(Generic[T]):
         return self._loaded[name]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yield names that are registered, with their objects."""
+        """Yield the registered names with their objects."""
         return ((name, self[name]) for name in self)
 
     def _find(self, name: str) -> T:

@@ -1,7 +1,7 @@
-"""Former names of options and what they are called now.
+"""Former names of options and their present names.
 
 Scenario keys, flags, marks, faults and arguments of groups have one name each. A former name is
-refused, and the error says the present one.
+refused, and the error gives the present one.
 """
 
 __all__ = ["RENAMED", "renamed"]
@@ -19,8 +19,8 @@ underscores.
 
 
 def renamed(name: str) -> str | None:
-    """Return the present name of an option, spelt as the former one is; None where the name is not
-    a former one.
+    """Return the present name of an option, spelt like the former one; None if the name is not a
+    former one.
 
     :param name: A key, or a flag with its hyphens: ``--transports`` gives ``--backends``.
     """

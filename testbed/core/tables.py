@@ -1,8 +1,8 @@
-"""`Table`: values that a user sets in a scenario file, by flags or in code; and the errors about
-wrong ones.
+"""`Table`: values that a user sets in a scenario file, by flags or in code, and the errors for
+wrong values.
 
 A model defines its keys once, with defaults, bounds and descriptions; help texts and errors are
-made from them.
+generated from them.
 """
 
 import difflib
@@ -62,16 +62,15 @@ LENGTHS = {
     "too_short": ("min_length", "{} or more entries"),
     "string_too_long": ("max_length", "a string of at most {} characters"),
 }
-DEEPEST = 3  # levels of a value that an error shows
-# bits of a whole number that an error shows in digits; Python refuses to write those of thousands
-# of digits
+DEEPEST = 3  # nesting levels of a value that an error shows
+# bits of a whole number that an error writes out; Python refuses to write thousands of digits
 LONGEST = 256
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Table(BaseModel):
-    """A table of values. TOML has types, so values are not converted: ``"4"`` is no number."""
+    """A table of values. TOML has types, so values are not converted: ``"4"`` is not a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -84,9 +83,9 @@ class Table(BaseModel):
 
 @dataclass(frozen=True)
 class Named:
-    """In an annotation: a string that is a name of a registry.
+    """In an annotation: a string that must be a name in a registry.
 
-    :param accepts: Which of its objects are meant; None: all.
+    :param accepts: Which of its objects are accepted; None: all.
     """
 
     registry: Registry[Any]
@@ -130,7 +129,7 @@ class Tagged:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Make the registry's model first; see pydantic."""
+        """Convert the value to the registry's model first; see pydantic."""
         return core_schema.no_info_before_validator_function(self._make, handler(source))
 
     def _make(self, table: Any) -> Any:
@@ -170,9 +169,9 @@ def _type(detail: ErrorDetails) -> Any:
 
 
 def checked(model: type[M], values: dict[str, Any], write: Callable[[Location], str]) -> M:
-    """Make a model of values.
+    """Validate values as a model.
 
-    :param write: How an error begins that is about a place, up to the value.
+    :param write: Writes the start of an error about a place, up to the value.
     :raises SpecError: Values are wrong; the text has one line for each.
     """
     try:
@@ -184,7 +183,7 @@ def checked(model: type[M], values: dict[str, Any], write: Callable[[Location], 
 
 
 def findings(error: ValidationError) -> list[ErrorDetails]:
-    """Return what is wrong, each once."""
+    """Return the errors without duplicates."""
     details = error.errors(include_url=False)
     entries = {detail["loc"][:-1] for detail in details}
     # An array with a wrong entry is also counted as too short, as if the entry were not there.
@@ -200,10 +199,10 @@ def explain(
     root: type[BaseModel],
     write: Callable[[Location], str] = lambda place: path_of(place) + " =",
 ) -> str:
-    """Say what is wrong: the key, its value, what is allowed, and the nearest that is.
+    """Describe an error: the key, its value, what it must be, and the nearest valid one.
 
-    :param root: The model that was to be made.
-    :param write: How a text begins that is about a place, up to the value.
+    :param root: The model that validates.
+    :param write: Writes the start of an error about a place, up to the value.
     """
     place, model = _resolve(detail["loc"], root)
     value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
@@ -245,9 +244,7 @@ def explain(
 
 
 def _resolve(location: Location, root: type[BaseModel]) -> tuple[list[str | int], type[BaseModel]]:
-    """Return a place without the names of registries' models, and the model that its last key is
-    one of.
-    """
+    """Return a place without the names of registries' models, and the model of its last key."""
     place: list[str | int] = []
     model, rest = root, list(location)
     while rest:
@@ -278,7 +275,7 @@ def _field(model: type[BaseModel], place: Location) -> FieldInfo:
 
 
 def _bounds(model: type[BaseModel], place: Location) -> str | None:
-    """Return the range that a number key, or an entry of an array of numbers, may lie in."""
+    """Return the range of a number, or of the entries of an array of numbers."""
     names = [part for part in place if isinstance(part, str)]
     if not names or names[-1] not in model.model_fields:
         return None
@@ -309,12 +306,12 @@ def _range(constraints: Sequence[Any]) -> str | None:
 
 
 def allowed(field: FieldInfo) -> str | None:
-    """Return what a field allows, for a help text; None where its type says all."""
+    """Return what a field allows, for a help text; None if its type says everything."""
     return options(names) if (names := choices(field)) else _range(field.metadata)
 
 
 def choices(field: FieldInfo) -> list[str]:
-    """Return the names that a field allows; none where it takes something else."""
+    """Return the names that a field allows; empty if it does not take names."""
     for constraint in field.metadata:
         if isinstance(constraint, Named):
             return constraint.names
@@ -338,8 +335,8 @@ def _holds_tables(model: type[BaseModel]) -> bool:
 
 
 def unknown(place: Location, known: Sequence[str], is_table: bool = False) -> str:
-    """Write an error about a key that a model lacks: its present name if it was renamed, else what
-    is allowed.
+    """Write an error about an unknown key: its present name if it was renamed, or the known
+    keys.
     """
     noun, shown = ("table", f"[{path_of(place)}]") if is_table else ("key", path_of(place))
     name = str(place[-1])
@@ -351,7 +348,7 @@ def unknown(place: Location, known: Sequence[str], is_table: bool = False) -> st
 
 
 def wrong(begin: str, value: Any, allowed: str, known: Sequence[str] | None = None) -> str:
-    """Write an error: how it begins, the value, what is allowed, and the nearest that is."""
+    """Write an error: its start, the value, what it must be, and the nearest valid one."""
     near = difflib.get_close_matches(value, known, n=1) if known and isinstance(value, str) else []
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{begin} {show(value)}: must be {allowed}{hint}"
@@ -368,12 +365,12 @@ def path_of(place: Location) -> str:
 
 
 def options(values: Sequence[str]) -> str:
-    """List values, the last behind an "or"."""
+    """List values with "or" before the last."""
     return ", ".join(values[:-1]) + " or " + values[-1] if len(values) > 1 else values[0]
 
 
 def show(value: Any, level: int = 0) -> str:
-    """Write a value as TOML does, on one line; of a long or deep one, the beginning."""
+    """Write a value as TOML does, on one line; a long or deep one is cut off."""
     match value:
         case bool():
             return str(value).lower()

@@ -31,6 +31,7 @@ PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 LARGEST: Final = (
     256 << 20
 )  # bytes of a file; the largest of the published ones, PubMed's allx, has about 10 MB
+LONGEST_INDEX: Final = 4 << 20  # bytes; of the published ones, PubMed's has 6 KB for 1,000 vertices
 VALIDATION: Final = 500  # vertices, of the public split
 
 
@@ -219,7 +220,7 @@ def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
 
 def _test_index(path: Path) -> NDArray[np.int64]:
     """Read the numbers of the test set's vertices, in the order of its features."""
-    lines = read_regular(path, LARGEST).decode("ascii", "replace").split()
+    lines = read_regular(path, LONGEST_INDEX).decode("ascii", "replace").split()
     numbers = [read_whole(line) for line in lines]
     for line, number in zip(lines, numbers, strict=True):
         if number is None or not 0 <= number < 1 << 31:

@@ -27,6 +27,9 @@ __all__ = ["MOST_OPCODES", "RefusedPickle", "unpickle"]
 MOST_OPCODES: Final = (
     1 << 22
 )  # PubMed's graph has 0.2 million; each takes 100 bytes or so, until the pickle is read
+COPIES: Final = 4  # of a whole pickle, in bytes; one without repetitions needs two
+SPARE: Final = 1 << 16  # bytes more, as small pickles are mostly names
+MATRIX: Final = 1 << 10  # bytes that a matrix counts for, as it takes 0.1 ms to check an empty one
 
 NUMBERS: Final = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 STRINGS: Final = {
@@ -73,6 +76,26 @@ class RefusedPickle(ValueError):
     """
 
 
+class _Budget:
+    """Bytes that may still be copied.
+
+    A pickle can refer to one string or array any number of times. A reference takes two bytes, and
+    what is made of it may be as large as the rest of the pickle.
+    """
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, size: int) -> None:
+        """Count a copy before it is made.
+
+        :raises RefusedPickle: There have been too many.
+        """
+        self.left -= size
+        if self.left < 0:
+            raise RefusedPickle("copies its strings and arrays too often")
+
+
 class _Object:
     """What a pickle makes first and fills later; it may be referred to meanwhile.
 
@@ -88,8 +111,8 @@ def unpickle(data: bytes) -> Any:
     """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of
     numbers, CSR matrices.
 
-    A ``defaultdict`` comes as a dictionary. The result's memory grows with the length of `data`
-    only.
+    A ``defaultdict`` comes as a dictionary. Memory and time grow with the length of `data` only,
+    whatever it refers to how often.
 
     :raises RefusedPickle: It is broken, or names, makes or calls anything else.
     """
@@ -112,6 +135,7 @@ def _run(data: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    budget = _Budget(COPIES * len(data) + SPARE)
 
     def marked() -> list[Any]:
         """Take what has come since the last mark."""
@@ -125,7 +149,10 @@ def _run(data: bytes) -> Any:
         if number == MOST_OPCODES:
             raise RefusedPickle(f"has more than {MOST_OPCODES} opcodes")
         name = opcode.name
-        if name in NUMBERS or name in STRINGS:
+        if name in NUMBERS:
+            _check_number(argument)
+            stack.append(argument)
+        elif name in STRINGS:
             stack.append(argument)
         elif name in CONSTANTS:
             stack.append(CONSTANTS[name])
@@ -163,13 +190,18 @@ def _run(data: bytes) -> Any:
                     stack.append(_named(argument))
                 case "STACK_GLOBAL":
                     attribute, module = stack.pop(), stack.pop()
+                    if not isinstance(module, str) or not isinstance(attribute, str):
+                        # The text of lists in lists doubles with each level.
+                        raise RefusedPickle(
+                            f"names {_kind(module)} and {_kind(attribute)}: must be strings"
+                        )
                     stack.append(_named(f"{module} {attribute}"))
                 case "REDUCE" | "NEWOBJ":
                     arguments, called = stack.pop(), stack.pop()
-                    stack.append(_made(called, arguments))
+                    stack.append(_made(called, arguments, budget))
                 case "BUILD":
                     state = stack.pop()
-                    _fill(stack[-1], state)
+                    _fill(stack[-1], state, budget)
                 case "STOP":
                     return stack.pop()
                 case _:
@@ -177,6 +209,16 @@ def _run(data: bytes) -> Any:
                         f"has the opcode {name}, which no array, matrix or list needs"
                     )
     raise RefusedPickle("ends early")
+
+
+def _check_number(number: float) -> None:
+    """Refuse whole numbers of more than 64 bits.
+
+    Python's hash is a remainder, so any number of long ones can share one, and to look one up among
+    them takes as long as there are many. At most eight numbers of 64 bits share a hash.
+    """
+    if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+        raise RefusedPickle("has a number of more than 64 bits")
 
 
 def _named(name: str) -> _Name:
@@ -203,11 +245,12 @@ def _update(target: Any, items: list[Any]) -> None:
         target[key] = value
 
 
-def _made(called: Any, arguments: Any) -> Any:
+def _made(called: Any, arguments: Any, budget: _Budget) -> Any:
     match called, arguments:
         case _Name.DEFAULTDICT, (_Name.LIST | _Name.INT,):
             return {}
         case _Name.ENCODE, (str() as text, "latin1"):
+            budget.take(len(text))
             return text.encode("latin1")
         case _Name.BYTES, ():
             return b""
@@ -220,7 +263,7 @@ def _made(called: Any, arguments: Any) -> Any:
     raise RefusedPickle(f"calls {_kind(called)} in another way than arrays and matrices are made")
 
 
-def _fill(target: Any, state: Any) -> None:
+def _fill(target: Any, state: Any, budget: _Budget) -> None:
     """Give an object its state."""
     match target, state:
         case _Object(kind=_Name.ITEM, value=str() as code), (
@@ -236,22 +279,26 @@ def _fill(target: Any, state: Any) -> None:
             bool() as turned,
             content,
         ):
-            target.value = _array(shape, item, turned, content)
+            target.value = _array(shape, item, turned, content, budget)
         case _Object(kind=_Name.CSR), dict():
-            target.value = _matrix(state)
+            target.value = _matrix(state, budget)
         case _:
             raise RefusedPickle(f"gives {_kind(target)} a state that is none of its own")
 
 
-def _array(shape: tuple[Any, ...], item: np.dtype[Any], turned: bool, content: Any) -> Any:
+def _array(
+    shape: tuple[Any, ...], item: np.dtype[Any], turned: bool, content: Any, budget: _Budget
+) -> Any:
     """Return an array of numbers, given its bytes (of Python 2: as a string); `turned` means column
     by column.
     """
+    if isinstance(content, str):
+        budget.take(len(content))
     data = content.encode("latin1") if isinstance(content, str) else content
     if (
         not isinstance(data, bytes)
-        or not all(type(size) is int and size >= 0 for size in shape)
         or len(shape) > 2
+        or not all(type(size) is int and size >= 0 for size in shape)
     ):
         raise RefusedPickle("has an array that is not one of numbers in one or two dimensions")
     count = int(np.prod(shape, dtype=object))
@@ -260,7 +307,7 @@ def _array(shape: tuple[Any, ...], item: np.dtype[Any], turned: bool, content: A
     return np.frombuffer(data, item).reshape(shape, order="F" if turned else "C")
 
 
-def _matrix(state: dict[str, Any]) -> Any:
+def _matrix(state: dict[str, Any], budget: _Budget) -> Any:
     """Return a CSR matrix, its parts checked against each other."""
     parts = [_plain(state.get(key)) for key in ("data", "indices", "indptr")]
     shape = state.get("_shape", state.get("shape"))
@@ -273,6 +320,7 @@ def _matrix(state: dict[str, Any]) -> Any:
         raise RefusedPickle(
             f"has a CSR matrix of shape {shape} with {len(indptr)} row pointers of {indptr.dtype}"
         )
+    budget.take(MATRIX + sum(part.nbytes for part in parts))
     native = (part.astype(part.dtype.newbyteorder("=")) for part in parts)
     made = csr_matrix(tuple(native), shape)
     made.check_format(full_check=True)

@@ -1,3 +1,3 @@
-"""The machine that all of it runs on: what it is, its memory, processes, control groups, rights and
+"""The machine that everything runs on: description, memory, processes, control groups, rights and
 cache.
 """

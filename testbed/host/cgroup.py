@@ -1,7 +1,8 @@
-"""Control groups that hold a host's processes to a share of a CPU: cpu.max of version 2, CFS quota
-of version 1.
+"""Control groups that limit a host's processes to a share of a CPU: cpu.max in version 2, the CFS
+quota in version 1.
 
-A group is named ``testbed.<run id>.<node>``: what a killed controller leaves is known by its name.
+A group is named ``testbed.<run id>.<node>``, so what a killed controller leaves behind can be found
+by name.
 """
 
 import errno
@@ -24,7 +25,7 @@ REMOVE_TIMEOUT = 2.0  # seconds: a group is busy until the last of its processes
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Where the kernel shows the CPU controller.
+    """Where the CPU controller is mounted.
 
     :param root: Its mount point.
     :param version: 1 or 2 (cgroups(7)).
@@ -54,8 +55,7 @@ class Hierarchy:
 
 
 def find_hierarchy(mounts: Path = Path("/proc/self/mounts")) -> Hierarchy | None:
-    """Find the CPU controller where this process may make groups with it; ``None`` where it may
-    not.
+    """Find the CPU controller; ``None`` if this process may not create groups with it.
 
     :param mounts: As proc_pid_mounts(5).
     """
@@ -66,8 +66,8 @@ def find_hierarchy(mounts: Path = Path("/proc/self/mounts")) -> Hierarchy | None
             continue
         if kind == "cgroup" and "cpu" in options.split(","):
             return Hierarchy(root, 1)
-        # Only where it is on for the root's children already: switching it on would change the
-        # whole machine.
+        # Only if it is already enabled for the root's children: enabling it would affect the whole
+        # machine.
         if kind == "cgroup2" and "cpu" in (root / "cgroup.subtree_control").read_text().split():
             return Hierarchy(root, 2)
     return None
@@ -79,8 +79,8 @@ class CpuGroup(Closing):
 
     :param hierarchy: From :func:`find_hierarchy`.
     :param run_id: The run that the processes belong to.
-    :param node: Of the host.
-    :param share: Of one CPU.
+    :param node: Name of the host.
+    :param share: Share of one CPU.
     :raises FaultError: The kernel refused it.
     """
 
@@ -101,7 +101,7 @@ class CpuGroup(Closing):
         _move(pids, self.path)
 
     def close(self) -> None:
-        """Move what is in the group to where this process is, and remove it."""
+        """Move its processes to this process's group, and remove it."""
         if self.path.is_dir():
             _remove(self.path, self._hierarchy.home())
 

@@ -35,17 +35,18 @@ Affinity = Literal["none", "rank"]
 to the scheduler.
 """
 
-BUSY = 0.5  # load average a processor; a machine that is left alone is far below
+BUSY = 0.5  # load average per processor; an idle machine is far below this
 
 
 def load_average() -> float:
-    """Return the load average over the last minute; asked before a measurement adds to it."""
+    """Return the load average over the last minute; to be called before a measurement adds to
+    it.
+    """
     return os.getloadavg()[0]
 
 
 def caution(load: float, cpus: int) -> str | None:
-    """Return what to say where the machine was busy before a measurement began; None where it was
-    not.
+    """Return a warning if the machine was busy before a measurement began, else None.
 
     :param load: Load average over the minute before.
     :param cpus: Processors that the measurement could use.
@@ -60,13 +61,13 @@ def caution(load: float, cpus: int) -> str | None:
 
 
 def free_memory() -> int:
-    """Return the bytes that can be had without swapping: ``MemAvailable`` of proc_meminfo(5)."""
+    """Return the bytes available without swapping: ``MemAvailable`` of proc_meminfo(5)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
 def describe(load: float | None = None) -> dict[str, Any]:
-    """Return what may explain a difference between two measurements of the same.
+    """Return what may explain a difference between two equal measurements.
 
     :param load: Load average over the minute before; without it, that of now.
     """
@@ -98,11 +99,11 @@ def git_commit() -> str | None:
         ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None  # an installed package is no checkout
+        return None  # an installed package is not a checkout
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the kernel gives it."""
+    """Return the processor's name as the kernel reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

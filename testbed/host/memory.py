@@ -1,9 +1,9 @@
-"""How much memory something will take, estimated before any of it is allocated, and how much it may
-take.
+"""Estimates of how much memory something will need, made before any of it is allocated, and the
+limit.
 
 All estimates are here. They are upper bounds, in bytes, of the arrays that grow with what a user
-asks for; factors that are no sizes of arrays were measured (docs/scenarios.md, Memory). All else
-has to do with the share that is left.
+asks for; factors other than array sizes were measured (docs/scenarios.md, Memory). Everything else
+must fit into the share that is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,32 +39,32 @@ VALIDATION_BATCH: Final = 512  # vertices whose sampled neighbourhoods are
 
 FLOAT: Final = 4
 LABEL: Final = 8  # of a one-hot row
-PROCESSES: Final = 512 << 20  # the controller, and the process that workers are copies of
-WORKER: Final = 64 << 20  # what a rank's process has of its own, sockets' buffers included
+PROCESSES: Final = 512 << 20  # the controller and the forkserver
+WORKER: Final = 64 << 20  # a rank's private memory, socket buffers included
 PARAMETER: Final = 16  # weight, gradient, and Adam's two moments
-HASHED_FEATURE: Final = 20  # while texts become vectors, of doubles first
-DRAWN_EDGE: Final = 160  # while an adjacency is made of edges
+HASHED_FEATURE: Final = 20  # while texts become vectors, first of doubles
+DRAWN_EDGE: Final = 160  # while edges become an adjacency
 PARTITIONED_ENTRY: Final = (
-    45  # of the adjacency: while it is partitioned, and the partition measured
+    45  # per adjacency entry, while the graph is partitioned and the partition measured
 )
 TAKEN_ENTRY: Final = 40  # while a rank extracts its part of the graph: each rank reads all of it
 LOCAL_ENTRY: Final = 12  # a layer's own sparse matrix: column, value, and half a row
-MAPPED: Final = 16  # a row and element of an exchange: lanes, accumulators and what comes in
-TENSOR_COPIES, REFERENCES = 3, 2  # of a bench's tensor: a rank and backend, all in all
+MAPPED: Final = 16  # per row and element of an exchange: lanes, accumulators and received rows
+TENSOR_COPIES, REFERENCES = 3, 2  # of a bench's tensor: per rank and backend, and in all
 CASE_ROW, CASE_EXCHANGE, CASE_ENTRY = (
     40,
     16,
     48,
-)  # of a bench's embeddings: an element, the same an exchange, an entry
+)  # of a bench's embeddings: per element, per element and exchange, per entry
 
 
 @dataclass(frozen=True)
 class Graph:
     """Sizes of a graph.
 
-    :param entries: Of the adjacency: an edge has two.
-    :param crowd: Entries of as many vertices in a row as are evaluated at once, where these have
-        most.
+    :param entries: Entries of the adjacency: an edge has two.
+    :param crowd: The largest number of entries of as many consecutive vertices as are evaluated at
+        once.
     """
 
     vertices: int
@@ -82,7 +82,7 @@ class Graph:
 class Model:
     """Sizes of a model.
 
-    :param widths: Of the rows between layers: features, hidden, ..., classes.
+    :param widths: Widths of the rows between layers: features, hidden, ..., classes.
     :param copies: Models that a rank keeps, one per backend.
     """
 
@@ -92,16 +92,16 @@ class Model:
 
 
 def allowance() -> int:
-    """Return how many bytes may be asked for."""
+    """Return the limit in bytes."""
     return int(SHARE * free_memory())
 
 
 def check(need: Mapping[str, int], cause: str) -> None:
     """Check that there is enough memory.
 
-    :param need: Bytes, by what they are for.
-    :param cause: The keys that ask for so much, with their values, for the error.
-    :raises SpecError: There is not; the text has the estimate and what is allowed.
+    :param need: Bytes by purpose.
+    :param cause: The keys that determine the need, with their values, for the error.
+    :raises SpecError: There is not; the text has the estimate and the limit.
     """
     most = allowance()
     if sum(need.values()) > most:
@@ -114,35 +114,35 @@ def check(need: Mapping[str, int], cause: str) -> None:
 
 
 def tensor_copies(hosts: int, backends: int) -> int:
-    """Return how many times a bench of all-reduces holds a tensor, on all ranks together."""
+    """Return how many copies of a tensor a bench of all-reduces holds, on all ranks together."""
     return TENSOR_COPIES * hosts * backends + REFERENCES
 
 
 def hashed(texts: int, features: int) -> dict[str, int]:
-    """Estimate what it takes to hash texts into features; see `testbed.gnn.features`."""
+    """Estimate the memory for hashing texts into features; see `testbed.gnn.features`."""
     return {"features": HASHED_FEATURE * texts * features}
 
 
 def read(vertices: int, features: int, labels: int) -> dict[str, int]:
-    """Estimate what it takes to read sparse features and one-hot labels; features become dense, and
-    are copied in parts.
+    """Estimate the memory for reading sparse features and one-hot labels; features become dense,
+    and are copied in parts.
     """
     return {"features": 3 * FLOAT * vertices * features, "labels": LABEL * vertices * labels}
 
 
 def drawn(vertices: int, edges: int, features: int) -> dict[str, int]:
-    """Estimate what it takes to draw a graph; see `testbed.gnn.synthetic`."""
+    """Estimate the memory for generating a graph; see `testbed.gnn.synthetic`."""
     return {"features": FLOAT * vertices * features, "edges": DRAWN_EDGE * edges}
 
 
 def data_parallel(
     graph: Graph, model: Model, hosts: int, workers: int, batch: int, fanout: Sequence[int]
 ) -> dict[str, int]:
-    """Estimate what data-parallel training takes, on all ranks.
+    """Estimate the memory for data-parallel training, on all ranks.
 
-    :param workers: Processes of the ranks; mpi has its own. Minibatches: sampled neighbourhoods
-    without duplicate vertices, gathered, with a message per edge. Evaluation is on one rank, and
-    has a copy of all features.
+    :param workers: Processes of the ranks; mpi has separate ones. Minibatches: sampled
+    neighbourhoods without duplicate vertices, gathered, with a message per edge. Evaluation is on
+    one rank, and has a copy of all features.
     """
     targets, minibatch = min(graph.vertices, max(batch, VALIDATION_BATCH)), 0
     for limit, (inputs, outputs) in zip(
@@ -166,9 +166,9 @@ def data_parallel(
 
 
 def full_graph(graph: Graph, model: Model, hosts: int, dims: Sequence[int]) -> dict[str, int]:
-    """Estimate what full-graph training takes, on all ranks.
+    """Estimate the memory for full-graph training, on all ranks.
 
-    :param dims: Elements of a row, of each exchange.
+    :param dims: Elements of a row, for each exchange.
     """
     owned = -(-graph.vertices // hosts)
     halo = min(graph.vertices, graph.entries // hosts)
@@ -194,10 +194,10 @@ def full_graph(graph: Graph, model: Model, hosts: int, dims: Sequence[int]) -> d
 
 
 def exchanged(rows: int, dim: int, ranks: int, exchanges: int, entries: int) -> dict[str, int]:
-    """Estimate what a bench of exchanges takes.
+    """Estimate the memory for a bench of exchanges.
 
-    :param rows: That a rank owns or receives, at most; `ranks`: how many do so.
-    :param entries: Of the adjacency between ranks.
+    :param rows: Maximum number that a rank owns or receives; `ranks`: how many ranks do so.
+    :param entries: Entries of the adjacency between ranks.
     """
     return {
         "embeddings": ranks * rows * dim * (CASE_ROW + CASE_EXCHANGE * exchanges),

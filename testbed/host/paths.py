@@ -1,4 +1,4 @@
-"""Where the package's files are, and where what can be made again is kept."""
+"""Where the package's files are, and where files that can be recreated are cached."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 __all__ = ["ROOT", "build_folder", "cache_folder"]
 
 ROOT = Path(__file__).resolve().parents[2]
-"""What holds ``testbed/``, ``bpf/``, ``topologies/`` and ``scenarios/``: the checkout, or where a
-wheel was installed.
+"""The folder that holds ``testbed/``, ``bpf/``, ``topologies/`` and ``scenarios/``: the checkout,
+or where a wheel was installed.
 """
 
 

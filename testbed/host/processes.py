@@ -1,4 +1,4 @@
-"""Processes of a run, known again beyond doubt, and their end."""
+"""Processes of a run: identifying them reliably, and ending them."""
 
 import os
 import select
@@ -10,16 +10,16 @@ from pathlib import Path
 
 __all__ = ["RUN_VARIABLE", "ProcessEntry", "kill", "processes_of", "start_time"]
 
-#: In the environment of every process that a run starts, and so of all that those start; the value
-#: is the run id.
+#: In the environment of every process that a run starts, and so of their descendants; the value is
+#: the run id.
 RUN_VARIABLE = "TESTBED_RUN"
 
 
 @dataclass(frozen=True)
 class ProcessEntry:
-    """A process: the one with this id, if it started at this time; ids are used again.
+    """A process: the one with this id, if it started at this time, because ids are reused.
 
-    :param start: As :func:`start_time` gives it.
+    :param start: Its :func:`start_time`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ProcessEntry:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs (a zombie does not)."""
+        """Whether it is still running (a zombie is not)."""
         return start_time(self.pid) == self.start
 
 
@@ -57,7 +57,7 @@ def processes_of(run_id: str) -> list[ProcessEntry]:
             marked = mark in (directory / "environ").read_bytes().split(b"\0")
             name = (directory / "comm").read_text().strip()
         except OSError:
-            continue  # it ended meanwhile, or is not even for root to read
+            continue  # it ended meanwhile, or not even root may read it
         if marked and start is not None and pid != os.getpid():
             found.append(ProcessEntry(name, pid, start))
     return found
@@ -75,8 +75,7 @@ def kill(processes: Iterable[ProcessEntry], timeout: float = 2.0) -> list[Proces
             pidfd = os.pidfd_open(entry.pid)
         except ProcessLookupError:
             continue
-        # Looked at after pidfd_open: from then on, the descriptor cannot come to mean a later
-        # process.
+        # Checked after pidfd_open: from then on, the descriptor cannot refer to a later process.
         if entry.alive:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             killed.append((entry, pidfd))

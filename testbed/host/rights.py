@@ -1,4 +1,4 @@
-"""What only root may do."""
+"""A check for operations that only root may perform."""
 
 import os
 
@@ -8,7 +8,7 @@ __all__ = ["require_root"]
 
 
 def require_root() -> None:
-    """Refuse any other user before anything is made that would have to be removed again.
+    """Refuse any other user before anything is created that would have to be removed again.
 
     :raises FabricError: This is not root.
     """

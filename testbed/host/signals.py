@@ -13,9 +13,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_later() -> Iterator[None]:
-    """Let signals that end the process wait; they are seen on the way out."""
+    """Defer signals that end the process until the context exits."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python handles signals in the main thread alone
+        yield  # Python handles signals only in the main thread
         return
     came: list[int] = []
 

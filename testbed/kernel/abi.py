@@ -1,9 +1,8 @@
 """The contract between programs, native code and Python: structs and enums of
 ``bpf/shared/*_abi.h``.
 
-``bpf/abi.bpf.c`` includes all of these headers and keeps their types. It is compiled when one of
-them is first asked for, which takes clang but no rights, and its BTF is read; nothing of it is ever
-loaded.
+``bpf/abi.bpf.c`` includes all of these headers and keeps their types. It is compiled on first use,
+which needs clang but no privileges, and its BTF is read; it is never loaded.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ def dtype(name: str) -> np.dtype[Any]:
 
 
 def lifted(layout: np.dtype[Any]) -> np.dtype[Any]:
-    """The same layout with the members of nested structs beside their own, under their
-    own names.
-    """
+    """The same layout with nested structs flattened: their members appear under their own names."""
     places: dict[str, tuple[np.dtype[Any], int]] = {}
     for name, (kind, offset, *_) in (layout.fields or {}).items():
         if kind.fields is None:
@@ -75,7 +72,8 @@ def counter_names(name: str, prefix: str) -> tuple[str, ...]:
     """Names of the elements of a map ``counters``: those of ``enum drop_reason``, then those of
     ``enum <name>``.
 
-    In lower case and without prefix. The last member of each is but the number of them.
+    In lower case and without prefix. The last member of each enum is only the number of its
+    members.
     """
     drops, own = list(enum("drop_reason").__members__), list(enum(name).__members__)
     return tuple(one.removeprefix("DROP_").lower() for one in drops[:-1]) + tuple(
@@ -84,12 +82,12 @@ def counter_names(name: str, prefix: str) -> tuple[str, ...]:
 
 
 class Struct:
-    """One struct in memory, its members as attributes: numbers as Python's, nested structs and
-    arrays as views.
+    """One struct in memory with its members as attributes: Python numbers, and views of nested
+    structs and arrays.
 
-    :param kind: Name of a struct, for new memory, all zeros; or memory, a structured array of one
-        element.
-    :param members: What to set.
+    :param kind: The name of a struct, for new memory filled with zeros; or existing memory, a
+        structured array of one element.
+    :param members: Initial values.
     """
 
     __slots__ = ("_memory",)
@@ -119,15 +117,13 @@ class Struct:
 
     @property
     def value(self) -> np.void:
-        """The whole struct, to be set as a member of another."""
+        """The whole struct, for assignment to a member of another."""
         found: np.void = self._memory[0]
         return found
 
     @property
     def address(self) -> int:
-        """Where it stands, as C takes it; the memory lives as long as this object or another view
-        of it.
-        """
+        """Its address, for C; the memory lives as long as this object or another view of it."""
         return int(self._memory.ctypes.data)
 
     @classmethod

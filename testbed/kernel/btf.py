@@ -1,8 +1,8 @@
-"""Structs and enums as a compiled object describes them itself, in its section ``.BTF``.
+"""Structs and enums as a compiled object describes them in its section ``.BTF``.
 
-The compiler writes BTF for the kernel (Documentation/bpf/btf.rst has the format); here it says how
-memory that C and Python share is laid out, so that no layout is written twice. Only what data can
-have is read: functions and sections are passed over.
+The compiler writes BTF for the kernel (Documentation/bpf/btf.rst has the format); here it gives the
+layout of memory that C and Python share, so that no layout is written twice. Only types of data are
+read; functions and sections are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF, _VOLATILE, _CONST, _
 )
 _FUNC, _FUNC_PROTO, _VAR, _DATASEC, _FLOAT, _DECL_TAG, _TYPE_TAG, _ENUM64 = range(12, 20)
 _QUALIFIERS: Final = frozenset({_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG})
-#: Bytes that follow a type of each kind: so many once, and so many for each of its members.
+#: Bytes that follow a type of each kind: once, and for each of its members.
 _BEHIND: Final = {
     _INT: (4, 0),
     _ARRAY: (12, 0),
@@ -54,10 +54,10 @@ _BIG_ENDIAN: Final = frozenset({"__be16", "__be32", "__be64"})
 class _Type:
     """``struct btf_type``.
 
-    :param count: Members, where the kind has any.
-    :param flag: ``kind_flag``: of a struct, that it has bit fields; of an enum, that it is signed.
-    :param size: Bytes; of a pointer, typedef or qualifier the number of another type.
-    :param more: What follows it.
+    :param count: Number of members, if the kind has any.
+    :param flag: ``kind_flag``: a struct has bit fields; an enum is signed.
+    :param size: Bytes; for a pointer, typedef or qualifier the number of another type.
+    :param more: The data that follow it.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Btf:
     """Types of one object, by name.
 
     :param data: Bytes of the section.
-    :param name: What to call the object in errors.
-    :raises KernelError: These bytes are no BTF that is known here.
+    :param name: The object's name in errors.
+    :raises KernelError: These bytes are not BTF, or of an unknown version.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -88,7 +88,7 @@ class Btf:
     def of(cls, path: Path) -> Self:
         """Read the BTF of a compiled object (ELF, 64 bits, little endian).
 
-        :raises KernelError: It is no such file, or has no BTF.
+        :raises KernelError: It is not such a file, or has no BTF.
         """
         data = path.read_bytes()
         if data[:6] != b"\x7fELF\x02\x01":
@@ -101,11 +101,11 @@ class Btf:
             ) from None
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The layout of ``struct <name>``: all members at their offsets, padding included in the
-        size.
+        """The layout of ``struct <name>``: all members at their offsets, and a size that includes
+        padding.
 
-        Enumerations and pointers are unsigned integers of their size, nested structs and arrays are
-        what they are, and what is declared as ``__be16``, ``__be32`` or ``__be64`` is big endian.
+        Enumerations and pointers become unsigned integers of their size, nested structs and arrays
+        stay nested, and ``__be16``, ``__be32`` and ``__be64`` are big endian.
 
         :raises KernelError: The object has no such struct, or one that numpy cannot describe, such
             as one with bit fields.
@@ -113,10 +113,10 @@ class Btf:
         return self._dtype(self._find(name, _STRUCT, "struct"))
 
     def enum(self, name: str) -> type[IntEnum]:
-        """The members of ``enum <name>``, under C's names.
+        """The members of ``enum <name>``, under their names in C.
 
-        BTF of LLVM 14 does not tell signed enumerations from others, so numbers are unsigned unless
-        it says so: an enumeration that is shared has no negative members.
+        LLVM 14's BTF does not mark signed enumerations, so numbers are unsigned unless BTF says
+        otherwise, and shared enumerations have no negative members.
 
         :raises KernelError: The object has no such enumeration.
         """
@@ -127,7 +127,7 @@ class Btf:
         return enumeration
 
     def constant(self, name: str) -> int:
-        """An enumerator's number, whichever enumeration it is of: C has one name space for all.
+        """An enumerator's number, in whichever enumeration it is: C has one name space for all.
 
         :raises KernelError: The object has none of that name.
         """
@@ -229,7 +229,7 @@ class Btf:
         names, formats, offsets = [], [], []
         for name, kind, offset in struct.iter_unpack("<III", found.more):
             member = self._string(name)
-            # With the flag the upper byte is the width of a bit field, 0 of other members.
+            # With the flag, the upper byte is the width of a bit field, and 0 for other members.
             if (found.flag and offset >> 24) or offset % 8:
                 raise KernelError(
                     f"{self._name}: struct {found.name}: {member!r} is a bit field: shared structs"
@@ -251,7 +251,7 @@ class Btf:
 def _section(data: bytes, wanted: bytes) -> bytes:
     """The bytes of an ELF file's section.
 
-    :raises KeyError: It has none of that name.
+    :raises KeyError: It has no section with that name.
     """
     fields = _ELF_HEADER.unpack_from(data)
     table, size, count, names = fields[6], fields[11], fields[12], fields[13]

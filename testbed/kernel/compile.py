@@ -1,4 +1,4 @@
-"""Compile ``bpf/<name>.bpf.c`` with clang, cached by everything that decides the outcome."""
+"""Compile ``bpf/<name>.bpf.c`` with clang, cached by everything that determines the result."""
 
 import hashlib
 import os
@@ -38,12 +38,12 @@ def sources() -> list[str]:
 
 
 def compile_bpf(name: str) -> Path:
-    """Compile one program, or find it compiled.
+    """Compile one program, or find it in the cache.
 
     :param name: ``ring`` for ``bpf/ring.bpf.c``.
     :returns: Path of the ``.bpf.o``.
-    :raises KernelError: no such source, no clang, no place for the object, or the compiler's own
-        words.
+    :raises KernelError: no such source, no clang, no folder for the object, or the compiler's
+        message.
     """
     source = BPF / f"{name}.bpf.c"
     if not source.exists():
@@ -51,8 +51,7 @@ def compile_bpf(name: str) -> Path:
     clang = shutil.which("clang")
     if clang is None:
         raise KernelError("clang is not installed: run `make setup`")
-    # The multiarch folder holds asm/types.h, which clang leaves out of its paths for the bpf
-    # target.
+    # The multiarch folder has asm/types.h; for the bpf target, clang does not search it.
     includes = (
         f"-I{BPF}",
         f"-I{BPF / 'include'}",

@@ -1,4 +1,4 @@
-"""CPU maps: frames handed to another CPU, where a thread of the kernel's takes them in."""
+"""CPU maps: they hand frames to another CPU, where a kernel thread receives them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["fill_cpumap"]
 def fill_cpumap(cpus: Map, numbers: Iterable[int], queue: int, program: int) -> None:
     """Set up a CPU map; its kernel threads run before all processes (SCHED_FIFO).
 
-    The kernel makes the thread an ordinary one (``kernel/bpf/cpumap.c``): on a CPU that computes, a
-    frame would wait until the scheduler's turn is over. Where that cannot be had (no CAP_SYS_NICE),
-    it stays so.
+    The kernel creates the thread with normal priority (``kernel/bpf/cpumap.c``): on a busy CPU, a
+    frame would wait for the end of a scheduler's time slice. Without CAP_SYS_NICE, it keeps that
+    priority.
 
     :param queue: Frames that may wait on a CPU.
-    :param program: Descriptor of the ``xdp/cpumap`` program that takes them in.
+    :param program: Descriptor of the ``xdp/cpumap`` program that receives them.
     :raises KernelError: The kernel refused a CPU.
     """
     for cpu in numbers:
@@ -32,7 +32,7 @@ def fill_cpumap(cpus: Map, numbers: Iterable[int], queue: int, program: int) -> 
 
 
 def _threads(map_id: int) -> list[int]:
-    """The threads of a map, by their name: ``cpumap/<cpu>/map:<id>``."""
+    """The threads of a map, found by their name: ``cpumap/<cpu>/map:<id>``."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

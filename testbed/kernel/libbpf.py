@@ -1,7 +1,7 @@
-"""libbpf's C interface by ctypes, fully typed, and its errors as exceptions.
+"""libbpf's C interface through ctypes, fully typed, with its errors as exceptions.
 
-Only what the testbed uses is declared, with the types of ``bpf/libbpf.h`` and ``bpf/bpf.h`` (libbpf
-1.0 and later: functions return a negative errno, or NULL with errno set).
+Only the functions that the testbed uses are declared, with the types of ``bpf/libbpf.h`` and
+``bpf/bpf.h`` (libbpf 1.0 and later: functions return a negative errno, or NULL with errno set).
 """
 
 import ctypes
@@ -177,12 +177,12 @@ def libbpf() -> ctypes.CDLL:
 
 
 def explain(code: int) -> str:
-    """An errno as the kernel's manual names it: ``EPERM (Operation not permitted)``."""
+    """An errno with its symbolic name: ``EPERM (Operation not permitted)``."""
     return f"{errno.errorcode.get(code, code)} ({os.strerror(code)})"
 
 
 def check(result: int, what: str, log: "ctypes.Array[c_char] | None" = None) -> int:
-    """Pass a result through, or raise what went wrong.
+    """Return a result, or raise the error that it stands for.
 
     :param result: What libbpf returned; negative is an errno.
     :param what: The start of the message, such as ``load ring``.

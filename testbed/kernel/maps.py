@@ -57,7 +57,7 @@ class Map:
         self.key_size = key_size
         self.value_size = value_size
         self.max_entries = max_entries
-        # The kernel hands out one value a possible CPU, each padded to 8 bytes.
+        # The kernel returns one value per possible CPU, each padded to 8 bytes.
         self.per_cpu = libbpf().libbpf_num_possible_cpus() if kind in _PER_CPU else 0
         self._memory: mmap.mmap | None = None
 
@@ -68,9 +68,9 @@ class Map:
 
     def view(self, dtype: DTypeLike = np.uint64) -> NDArray[Any]:
         """The map's own memory as an array of shape ``(max_entries, stride / itemsize)``; the
-        kernel sees writes at once.
+        kernel sees writes immediately.
 
-        :raises KernelError: the map was not made with ``BPF_F_MMAPABLE``.
+        :raises KernelError: the map was created without ``BPF_F_MMAPABLE``.
         """
         if not self.flags & BPF_F_MMAPABLE:
             raise KernelError(
@@ -99,8 +99,8 @@ class Map:
     def create(
         cls, name: str, kind: int, key_size: int, value_size: int, max_entries: int, flags: int = 0
     ) -> Self:
-        """A map of no object, such as the inner one of a map of maps; its descriptor is the
-        caller's to close.
+        """A map that belongs to no object, such as the inner map of a map of maps; the caller
+        closes its descriptor.
 
         :raises KernelError: the kernel's errno.
         """
@@ -114,8 +114,8 @@ class Map:
 
     @classmethod
     def open(cls, number: int) -> Self:
-        """A map that another process has loaded, by its :attr:`number`; the descriptor is the
-        caller's to close.
+        """A map that another process has loaded, found by its :attr:`number`; the caller closes the
+        descriptor.
 
         :raises KernelError: the kernel's errno: there is no such map, or this is not root.
         """
@@ -126,11 +126,11 @@ class Map:
 
     @property
     def number(self) -> int:
-        """The kernel's number of the map, the same for all processes."""
+        """The kernel's id of the map, the same for all processes."""
         return _information(self.fd)["map_id"]
 
     def lookup(self, key: bytes | int) -> bytes:
-        """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each
+        """The value at a key; for per-CPU maps the values of all possible CPUs in sequence, each
         padded to 8 bytes.
 
         :raises KeyError: no such key.
@@ -157,7 +157,7 @@ class Map:
         )
 
     def delete(self, key: bytes | int) -> None:
-        """Remove a key; a key that is not there is no error."""
+        """Remove a key; a missing key is not an error."""
         result = libbpf().bpf_map_delete_elem(self.fd, self._key(key))
         if result != -errno.ENOENT:
             check(result, f"delete {key!r} from map {self.name}")

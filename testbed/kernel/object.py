@@ -1,5 +1,5 @@
-"""A compiled BPF object: opened, sized, given its constants, loaded; its maps and
-programs by name.
+"""A compiled BPF object: opening it, setting sizes and constants, loading it, and access to its
+maps and programs by name.
 """
 
 import ctypes
@@ -26,13 +26,13 @@ class BpfObject(Closing):
     """``bpf/<name>.bpf.c``, loaded.
 
     :param name: The program's file name without ``.bpf.c``.
-    :param rodata: The object's ``const volatile`` constants, such as one `Struct` of them all in
-        the order of the C source. The verifier knows their values: loops over them are bounded and
-        dead branches vanish.
+    :param rodata: The object's ``const volatile`` constants in the order of the C source, for
+        example as one `Struct`. The verifier knows their values, so loops over them are bounded and
+        dead branches are removed.
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
     :param reuse: Maps of other objects to use instead of new ones, by name.
-    :raises KernelError: clang's, libbpf's or the verifier's words.
+    :raises KernelError: with the message of clang, libbpf or the verifier.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class BpfObject(Closing):
 
     @cached_property
     def btf(self) -> Btf:
-        """Types of this very object, such as those of its maps' elements."""
+        """Types of this object, such as those of its maps' elements."""
         return Btf.of(self._path)
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -88,8 +88,8 @@ class BpfObject(Closing):
         return self.btf.dtype(name)
 
     def close(self) -> None:
-        """Release programs and maps; objects that a link or a view still holds live on until it
-        goes.
+        """Release programs and maps; what a link or a view still holds stays alive until that is
+        released.
         """
         if self._handle is not None:
             libbpf().bpf_object__close(self._handle)
@@ -127,7 +127,7 @@ class BpfObject(Closing):
     def _constants(self, maps: Mapping[str, int], data: bytes) -> None:
         size = ctypes.c_size_t()
         memory = libbpf().bpf_map__initial_value(self._find(maps, ".rodata"), ctypes.byref(size))
-        # The section may be padded at its end, and may hold format strings behind the constants.
+        # The section may be padded at its end, and may have format strings after the constants.
         if not memory or size.value < len(data):
             raise KernelError(f"{self.name} has {size.value} bytes of constants, not {len(data)}")
         ctypes.memmove(memory, data, len(data))

@@ -1,4 +1,4 @@
-"""One loaded BPF program: run it on a packet, attach it, and what keeps it attached."""
+"""One loaded BPF program: test runs, attaching it, and the links that keep it attached."""
 
 import ctypes
 import errno
@@ -23,7 +23,7 @@ __all__ = [
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 
 _ATTACH_XDP, _ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
-_XDP_FLAGS_DRV_MODE = 1 << 2  # linux/if_link.h: native or nothing
+_XDP_FLAGS_DRV_MODE = 1 << 2  # linux/if_link.h: native mode only
 _HEADROOM = 4096  # a test run's packet may grow by at most a page
 
 
@@ -44,21 +44,21 @@ class TestRun:
 
 
 class Link(Closing):
-    """A ``bpf_link`` or raw tracepoint: the program stays attached until this descriptor, or its
-    process, is gone.
+    """A ``bpf_link`` or raw tracepoint: the program stays attached until this descriptor is closed
+    or its process exits.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def close(self) -> None:
-        """Detach; twice is no error."""
+        """Detach; calling it twice is not an error."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def update(self, program: "Program") -> None:
-        """Put another program in place, between one packet and the next.
+        """Replace the program atomically, between one packet and the next.
 
         :raises KernelError: the kernel's errno.
         """
@@ -81,9 +81,10 @@ class Program:
     def test_run(self, data: bytes, repeat: int = 1) -> TestRun:
         """Run the program on a packet without a network.
 
-        :param data: The frame, from its Ethernet header on (at least 14 bytes, the kernel wants a
-            whole header).
-        :param repeat: How often; the packet of each run but the first is what the one before left.
+        :param data: The frame, from its Ethernet header on (at least 14 bytes, because the kernel
+            requires a whole header).
+        :param repeat: Number of runs; each run after the first gets the packet that the previous
+            one left.
         :raises KernelError: the kernel's errno.
         """
         out = ctypes.create_string_buffer(len(data) + _HEADROOM)
@@ -118,9 +119,9 @@ class Program:
         """Attach to the ingress of a device in this network namespace, before a bridge or the
         stack.
 
-        By a link (tcx, Linux 6.6), or where the kernel has none by a filter.
+        With a link (tcx, Linux 6.6), or on older kernels with a filter.
 
-        :raises KernelError: The kernel took neither.
+        :raises KernelError: The kernel accepted neither.
         """
         options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts))
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_TCX_INGRESS, ctypes.byref(options))

@@ -14,9 +14,9 @@ __all__ = ["SyscallCounter"]
 
 
 class SyscallCounter:
-    """Counts from entering the context until leaving it. `read` makes no system call.
+    """Counts while the context is entered. `read` makes no system call.
 
-    Every system call of the machine gets slower meanwhile, so nothing is timed while one is open.
+    It slows down every system call on the machine, so nothing is timed meanwhile.
 
     :raises KernelError: The kernel refuses the program.
     """

@@ -1,5 +1,5 @@
-"""A program as a filter of the ``clsact`` qdisc: how TC programs were attached before Linux 6.6 had
-links for them.
+"""A program as a filter of the ``clsact`` qdisc, which is how TC programs were attached before
+Linux 6.6 added links.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class TcFilter(Closing):
         self._open = True
 
     def close(self) -> None:
-        """Detach; twice is no error."""
+        """Detach; calling it twice is not an error."""
         if self._open:
             self._open = False
             options = TcOpts(sz=ctypes.sizeof(TcOpts), handle=self._handle, priority=self._priority)
@@ -48,7 +48,7 @@ class TcFilter(Closing):
                 libbpf().bpf_tc_detach(ctypes.byref(self._hook), ctypes.byref(options)),
                 f"detach {self._what}",
             )
-            # With both points named the qdisc itself goes.
+            # With both attach points given, the qdisc itself is removed.
             self._hook.attach_point = _INGRESS | _EGRESS
             check(
                 libbpf().bpf_tc_hook_destroy(ctypes.byref(self._hook)),

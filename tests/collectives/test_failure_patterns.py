@@ -30,7 +30,7 @@ from testbed.protocol.status import Fault, Kind, decode, encode
 from testbed.protocol.wire import Kind as FrameKind
 from testbed.protocol.wire import decode as decode_frame
 from testbed.worker import Workers
-from tests.collectives.test_xdp_ring import (
+from tests.support.collectives.ring_calls import (
     check,
     close_in,
     counters_in,
@@ -41,11 +41,11 @@ from tests.collectives.test_xdp_ring import (
     reduce_values_in,
     set_seq_in,
 )
-from tests.fabric.helpers import wait_until
-from tests.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
-from tests.kernel.test_ring_race import Pair
-from tests.protocol.network import Network, collectives
+from tests.support.fabric.helpers import wait_until
 from tests.support.kept import kept
+from tests.support.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
+from tests.support.kernel.pair import Pair
+from tests.support.protocol.network import Network, collectives
 
 net = pytest.mark.net
 kernel_test = pytest.mark.kernel

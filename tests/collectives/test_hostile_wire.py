@@ -32,7 +32,7 @@ from testbed.protocol.wire import (
     Kind,
 )
 from testbed.worker import Workers
-from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
+from tests.support.collectives.ring_calls import all_reduce, check, counters_in, open_in
 from tests.support.kept import kept
 
 pytestmark = pytest.mark.net

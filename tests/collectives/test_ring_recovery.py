@@ -222,14 +222,40 @@ def test_a_rank_that_has_summed_nothing_stays_for_all_that_have_not_met_it(other
     assert port.waits == 5
 
 
-def test_nobody_is_waited_for_longer_than_the_timeout() -> None:
-    port = Port(spec(), lambda _: [DONE, NEEDS, DONE], [0, 1, 1])
-    Recovery(port).linger(SEQ)  # type: ignore[arg-type]
-    assert port.waits > 0
+class Seconds:
+    """A clock that goes on by a tenth of a second at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.1
+        return self.now
 
 
-def test_who_is_gone_is_not_waited_for() -> None:
-    """Nothing of it is heard: it is taken for content long before the timeout."""
+def test_a_rank_that_says_nothing_new_is_waited_for_until_the_timeout() -> None:
+    """Whether it is cut off, and not heard, or stopped, and its programs answer."""
+    for heard in ([0, 0, 0], [0, 1, 1]):
+        clock = Seconds()
+        port = Port(spec(timeout=10.0), lambda _: [DONE, NEEDS, DONE], heard)
+        Recovery(port, clock).linger(SEQ)  # type: ignore[arg-type]
+        assert 10.0 < clock.now < 11.0
+
+
+def test_a_rank_that_goes_on_is_waited_for() -> None:
+    """The timeout begins anew whenever it says something new."""
+
+    def peers(waits: int) -> list[Peer]:
+        needs = Peer(SEQ, SEQ - 1, SEQ, min(waits // 30, 3))
+        return [DONE, needs, DONE]
+
+    clock = Seconds()
+    Recovery(Port(spec(timeout=10.0), peers, [0, 1, 1]), clock).linger(SEQ)  # type: ignore[arg-type]
+    assert clock.now > 20.0
+
+
+def test_a_rank_that_only_waits_to_be_told_is_soon_taken_for_gone() -> None:
+    """It has left before it could acknowledge."""
     port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNACKNOWLEDGED], [0, 0, 0])
-    Recovery(port).linger(SEQ)  # type: ignore[arg-type]
+    Recovery(port, Seconds()).linger(SEQ)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == {2}

@@ -13,7 +13,12 @@ from testbed.collectives import tcp_ring
 from testbed.comm import rendezvous
 from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, SpecError
-from tests.collectives.foreign_clients import FOREIGN, address_of, connect_clients, is_closed
+from tests.support.collectives.foreign_clients import (
+    FOREIGN,
+    address_of,
+    connect_clients,
+    is_closed,
+)
 
 CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
 GROUP_IDS = iter(range(4095))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from testbed.exchange.adjacency import Adjacency
 from testbed.exchange.interface import Aggregation
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.exchange.graphs import partitioned
+from tests.support.exchange.graphs import partitioned
 
 KINDS = get_args(Aggregation)
 

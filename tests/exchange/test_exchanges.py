@@ -17,8 +17,8 @@ from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
-from tests.exchange import calls
-from tests.exchange.hosts import NAMES, WITHIN, Hosts
+from tests.support.exchange import calls
+from tests.support.exchange.hosts import NAMES, WITHIN, Hosts
 
 pytestmark = pytest.mark.net
 

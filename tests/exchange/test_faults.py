@@ -11,8 +11,8 @@ from testbed.testing import assert_faults_fired
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.testing.plugin import MakeFaults
 from testbed.worker import Workers
-from tests.exchange import calls
-from tests.exchange.hosts import NAMES, Hosts
+from tests.support.exchange import calls
+from tests.support.exchange.hosts import NAMES, Hosts
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4)]
 

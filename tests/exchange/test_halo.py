@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import Halo, make_halos
-from tests.gnn.graphs import Adjacency, directed
+from tests.support.gnn.graphs import Adjacency, directed
 
 
 @st.composite

@@ -20,7 +20,7 @@ from testbed.protocol.wire import PinchKind, decode
 from testbed.testing import assert_faults_fired
 from testbed.testing.aggregates import Format, exact, magnitude
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in, assert_exact
+from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in, assert_exact
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 

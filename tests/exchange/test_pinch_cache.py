@@ -16,7 +16,7 @@ from testbed.plan import plan_fabric
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.aggregates import Format
 from testbed.testing.graphs import draw_partitioned
-from tests.exchange.pinch_reference import changed
+from tests.support.exchange.pinch_reference import changed
 
 GRAPH = draw_partitioned(3, 80, 200, 3)
 GROUPS = make_groups(plan_fabric(hosts=3).hosts)

@@ -14,7 +14,7 @@ from testbed.testing import assert_faults_fired
 from testbed.testing.aggregates import Format, exact
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from testbed.worker import WorkerContext
-from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
+from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
 from tests.support.kept import kept
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]

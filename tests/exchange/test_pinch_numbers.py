@@ -15,8 +15,8 @@ from testbed.kernel.abi import dtype
 from testbed.protocol.wire import weigh
 from testbed.testing.aggregates import Format, exact_aggregates
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.exchange import pinch_reference as reference
-from tests.exchange.graphs import partitioned
+from tests.support.exchange import pinch_reference as reference
+from tests.support.exchange.graphs import partitioned
 
 KINDS = get_args(Aggregation)
 BITS = pytest.mark.parametrize("bits", [16, 32])

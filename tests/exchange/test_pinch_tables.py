@@ -15,7 +15,7 @@ from testbed.exchange.pinch.layout import RowLayout
 from testbed.exchange.pinch.tables import SLICE_WORDS, make_tables, weight_scale
 from testbed.protocol.pinch.memory import Source
 from testbed.testing.graphs import Partitioned, draw_partitioned
-from tests.exchange.graphs import partitioned
+from tests.support.exchange.graphs import partitioned
 
 KINDS = st.sampled_from(get_args(Aggregation))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

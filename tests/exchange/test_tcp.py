@@ -22,8 +22,13 @@ from testbed.exchange import mesh
 from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.collectives.foreign_clients import FOREIGN, address_of, connect_clients, is_closed
-from tests.exchange.graphs import partitioned
+from tests.support.collectives.foreign_clients import (
+    FOREIGN,
+    address_of,
+    connect_clients,
+    is_closed,
+)
+from tests.support.exchange.graphs import partitioned
 
 CONTEXT: Any = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
 NAMES = ["tcp-push", "tcp-pull"]

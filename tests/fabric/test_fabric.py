@@ -18,7 +18,7 @@ from testbed.datapath import switch as datapath
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
-from tests.fabric import calls
+from tests.support.fabric import calls
 
 pytestmark = pytest.mark.net
 

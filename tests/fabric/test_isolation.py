@@ -20,8 +20,8 @@ from testbed.plan import plan_fabric
 from testbed.protocol.ring.memory import COUNTERS, WrKind
 from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, frame_seal
 from testbed.worker import Workers
-from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
-from tests.fabric.helpers import wait_until
+from tests.support.collectives.ring_calls import all_reduce, check, counters_in, open_in
+from tests.support.fabric.helpers import wait_until
 from tests.support.kept import kept
 
 pytestmark = pytest.mark.net

@@ -19,16 +19,18 @@ from testbed.fabric.state import State, StateFile, new_run_id
 from testbed.host.cgroup import find_hierarchy
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
-from tests.fabric.helpers import namespaces, traces, wait_until
+from tests.support.fabric import helpers
+from tests.support.fabric.helpers import namespaces, traces, wait_until
 
 pytestmark = pytest.mark.net
+SCRIPTS = Path(helpers.__file__).parent
 
 
 @contextlib.contextmanager
 def controller(run_id: str, script: str = "controller.py") -> Iterator["subprocess.Popen[str]"]:
     """A controller that is up."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / script), run_id],
+        [sys.executable, str(SCRIPTS / script), run_id],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -28,8 +28,8 @@ from testbed.host.cgroup import CpuGroup, find_hierarchy, remove_groups
 from testbed.plan import plan_fabric
 from testbed.soak.holdings import Holdings
 from testbed.worker import Workers
-from tests.fabric.helpers import wait_until
-from tests.faults import event_calls
+from tests.support.fabric.helpers import wait_until
+from tests.support.faults import event_calls
 
 pytestmark = pytest.mark.net
 

@@ -31,9 +31,9 @@ from testbed.faults.timeline import Timeline
 from testbed.plan import plan_fabric
 from testbed.testing.leftovers import traces
 from testbed.worker import Workers
-from tests.fabric.helpers import wait_until
-from tests.faults import flood_calls as calls
-from tests.faults.test_injector import open_ring, reduce_ring
+from tests.support.fabric.helpers import wait_until
+from tests.support.faults import flood_calls as calls
+from tests.support.faults.ring_calls import open_ring, reduce_ring
 from tests.support.kept import kept
 from tests.support.rules import parse_rule
 
@@ -45,7 +45,11 @@ WAYS: list[tuple[str, Datapath]] = [
     ("bridge", "xdp"),
     ("bridge", "sockets"),
 ]
-MODULES = ("tests.faults.flood_calls", "tests.faults.test_injector", "testbed.faults.attach")
+MODULES = (
+    "tests.support.faults.flood_calls",
+    "tests.support.faults.ring_calls",
+    "testbed.faults.attach",
+)
 FRAMES = 200
 
 Heard = dict[str, "Counter[tuple[str, str, int]]"]

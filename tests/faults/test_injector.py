@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testbed.collectives.registry import open_backend
 from testbed.comm.group import make_groups
 from testbed.core.errors import FabricError, FaultError, SpecError
 from testbed.datapath import set_datapath
@@ -24,6 +23,7 @@ from testbed.faults.replay import check_replay
 from testbed.faults.rule_table import Action
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
+from tests.support.faults.ring_calls import open_ring, reduce_ring
 from tests.support.kept import kept
 from tests.support.rules import parse_rule
 
@@ -187,19 +187,6 @@ def test_limits_drop_what_is_beyond_the_bucket(fabric):
         links = injector.links()[0, 1]
         assert links["limited"] + links["passed"] == FRAMES
         assert links["limited"] > FRAMES / 2
-
-
-def open_ring(context, name, spec):
-    backend = context.resources.enter_context(open_backend(name, context, spec))
-    backend.connect()
-    kept(context)["backend"] = backend
-
-
-def reduce_ring(context, rank, times):
-    backend = kept(context)["backend"]
-    return [
-        backend.all_reduce(np.full(20_000, rank + number, np.float32)) for number in range(times)
-    ]
 
 
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])

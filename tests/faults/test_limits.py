@@ -24,7 +24,7 @@ from testbed.kernel import XDP_DROP, BpfObject
 from testbed.kernel.abi import dtype
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
-from tests.faults import tcp
+from tests.support.faults import tcp
 
 STAR = plan_fabric("star", 3, "bridge")
 

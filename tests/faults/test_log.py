@@ -14,7 +14,7 @@ from testbed.faults.log import RECORD, Drain, read_log
 from testbed.faults.packet import KINDS, Packet
 from testbed.faults.replay import check_replay
 from testbed.faults.rule_table import Action
-from tests.faults.test_impair import Programs, ring
+from tests.support.faults.programs import Programs, ring
 
 pytestmark = pytest.mark.kernel
 

@@ -15,8 +15,8 @@ from scipy.sparse import csr_matrix
 
 from testbed.core.errors import SpecError
 from testbed.gnn.planetoid import PlanetoidSpec, planetoid_graph
-from tests.gnn import python2
-from tests.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
+from tests.support.gnn import python2
+from tests.support.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
 
 FOLDER = Path(
     os.environ.get("TESTBED_PLANETOID", Path(__file__).parents[3] / "shared" / "data" / "planetoid")
@@ -119,6 +119,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ),
         ("test.index", b"7\n\xff\n", "must be numbers of vertices, one per line"),
         ("test.index", b"7\n" + b"9" * 5000, "must be numbers of vertices, one per line"),
+        ("test.index", b"7\n" * (1 << 21) + b"7", "must have at most 4096 KiB"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, part: str, value: Any, text: str) -> None:

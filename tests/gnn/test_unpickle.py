@@ -15,7 +15,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 
 from testbed.gnn import unpickle as module
 from testbed.gnn.unpickle import RefusedPickle, unpickle
-from tests.gnn import python2
+from tests.support.gnn import python2
 
 MATRIX = csr_matrix(np.array([[0, 1.5, 0], [2, 0, 3]], np.float32))
 GRAPH = defaultdict(list, {0: [1, 300], 1: [0], 300: [0, 70_000], 70_000: [300]})
@@ -200,10 +200,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-@pytest.mark.timeout(60)
-def test_bombs() -> None:
-    """In a process of limited memory: none of them takes much of it, or long."""
-    lines = "".join(program(bomb).hex() + "\n" for bomb in BOMBS.values())
+def in_limited_memory(bombs: list[bytes]) -> list[str]:
+    """Read pickles in a process of limited memory, and check that none takes much of it."""
+    lines = "".join(program(bomb).hex() + "\n" for bomb in bombs)
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", LIMITED],
@@ -213,10 +212,81 @@ def test_bombs() -> None:
         check=False,
         env=environment,
     )
+    assert not done.stderr, done.stderr
     *answers, most = done.stdout.splitlines()
+    assert int(most) < 1 << 20  # KiB
+    return answers
+
+
+@pytest.mark.timeout(60)
+def test_bombs() -> None:
+    answers = in_limited_memory(list(BOMBS.values()))
     for name, answer in zip(BOMBS, answers, strict=True):
         assert answer.startswith("refused: ") or answer == "None", (name, answer)
-    assert int(most) < 1 << 20  # KiB
+
+
+def put(number: int) -> bytes:
+    return b"r" + number.to_bytes(4, "little")
+
+
+def get(number: int) -> bytes:
+    return b"j" + number.to_bytes(4, "little")
+
+
+def dumped(value: Any) -> bytes:
+    """Push a value."""
+    return python2.dumps(value)[2:-1]
+
+
+def often(opcodes: bytes) -> bytes:
+    """Keep what they push, a few thousand times."""
+    return b"](" + opcodes * 5000 + b"e"
+
+
+THING, CALLED = 1000, 1001  # places in the memo
+STATE = {
+    "data": np.ones(1 << 18),
+    "indices": np.arange(1 << 18, dtype=np.int32),
+    "indptr": np.array([0, 1 << 18], np.int32),
+    "_shape": (1, 1 << 18),
+}
+LONG_KEY = (1 << 61) - 1  # a multiple of it has the hash 0
+REPEATED = {
+    "names that are lists of lists": b"]"
+    + put(0)
+    + b"".join(b"](" + 2 * get(n) + b"e" + put(n + 1) for n in range(40))
+    + 2 * get(40)
+    + b"\x93",
+    "a string that is encoded": dumped(bytes(1 << 20))
+    + b"U\x06latin1\x86"
+    + put(THING)
+    + b"c_codecs\nencode\n"
+    + put(CALLED)
+    + often(get(CALLED) + get(THING) + b"R"),
+    "a string that is an array's": b"(K\x01J\x00\x00\x10\x00\x85"
+    + ITEM.replace(b"f8", b"u1")
+    + b"\x89"
+    + dumped(bytes(1 << 20))
+    + b"t"
+    + put(THING)
+    + often(NEW_ARRAY + get(THING) + b"b"),
+    "parts of a matrix": dumped(STATE)
+    + put(THING)
+    + often(b"cscipy.sparse.csr\ncsr_matrix\n)\x81" + get(THING) + b"b"),
+    "a hash that long numbers share": b"}("
+    + b"".join(
+        b"\x8a\x0b" + (n * LONG_KEY).to_bytes(11, "little") + b"N" for n in range(10, 200_000)
+    )
+    + b"u",
+}
+"""What is used many times."""
+
+
+@pytest.mark.timeout(60)
+def test_few_bytes_do_not_become_many() -> None:
+    answers = in_limited_memory(list(REPEATED.values()))
+    for name, answer in zip(REPEATED, answers, strict=True):
+        assert answer.startswith("refused: "), (name, answer)
 
 
 def test_whatever_is_changed_it_is_read_or_refused() -> None:

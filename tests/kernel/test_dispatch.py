@@ -11,8 +11,8 @@ from scapy.layers.l2 import ARP, Ether
 
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, BpfObject
 from testbed.protocol.ring.memory import WrKind
-from tests.kernel.packets import SEQ, kick, loaded, prepare, reduce
-from tests.protocol.network import GROUP
+from tests.support.kernel.packets import SEQ, kick, loaded, prepare, reduce
+from tests.support.protocol.network import GROUP
 
 pytestmark = pytest.mark.kernel
 

@@ -5,7 +5,6 @@ and no map changed.
 set: 100,000.
 """
 
-import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from testbed.collectives.ring.xdp_ring import _Tensor
-from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
+from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS, ResultState, Stage, WrKind, item_of
 from testbed.protocol.sequence import word_of
@@ -35,8 +33,8 @@ from testbed.protocol.wire import (
     encode,
     weigh,
 )
-from tests.kernel import packets
-from tests.kernel.packets import (
+from tests.support.kernel import packets
+from tests.support.kernel.packets import (
     CHUNKS,
     LENGTH,
     RANK,
@@ -53,8 +51,9 @@ from tests.kernel.packets import (
     result,
     total_of,
 )
-from tests.kernel.reference import KernelRank
-from tests.native.process import NativeProcess
+from tests.support.kernel.reference import KernelRank
+from tests.support.kernel.runner import Runner
+from tests.support.native.process import NativeProcess
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -334,38 +333,6 @@ class Mutations:
         cut = random.random(count) < 0.1
         lengths[cut] = random.integers(14, WIDTH + 1, count)[cut]
         return frames, lengths
-
-
-class Runner:
-    """A program, run on frames where they lie: a `Program.test_run` without its copies."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.room = ctypes.create_string_buffer(4096)
-        self.options = TestRunOpts(
-            sz=ctypes.sizeof(TestRunOpts), repeat=1, data_out=ctypes.addressof(self.room)
-        )
-        self.run = libbpf().bpf_prog_test_run_opts
-
-    def __call__(self, frames: NDArray[np.uint8], lengths: NDArray[np.int64]) -> set[int]:
-        """The verdicts that there were."""
-        options, by_reference, fd, run = (
-            self.options,
-            ctypes.byref(self.options),
-            self.program.fd,
-            self.run,
-        )
-        verdicts, start = set(), frames.ctypes.data
-        for index, length in enumerate(lengths.tolist()):
-            place = start + index * frames.strides[0]
-            options.data_in, options.data_size_in, options.data_size_out = (
-                place,
-                length,
-                len(self.room),
-            )
-            check(run(fd, by_reference), "test run")
-            verdicts.add(options.retval)
-        return verdicts
 
 
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:

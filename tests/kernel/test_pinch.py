@@ -18,7 +18,7 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_STR
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.kernel.pinch import (
+from tests.support.kernel.pinch import (
     SEQ,
     STREAM,
     Loaded,
@@ -26,6 +26,7 @@ from tests.kernel.pinch import (
     bits,
     first_kick,
     frame,
+    hub,
     meet,
     received,
     said,
@@ -196,25 +197,6 @@ def test_nothing_comes_before_the_first_exchange(loaded) -> None:
     loaded.open(0, 1)
     assert loaded.link(0, loaded.embed(1, 0, 0, seq=0)).retval == XDP_DROP
     assert loaded.counters(0) == {"bad_seq": 1}
-
-
-def hub(parts: bool, ranks: tuple[int, ...] = (0,)) -> Loaded:
-    """Rank 1's two vertices have many neighbours at rank 0, its others one each."""
-    fans, others = 700, 40
-    target = np.concatenate([np.arange(fans), np.arange(fans), np.arange(others)])
-    source = np.concatenate(
-        [np.full(fans, fans), np.full(fans, fans + 1), fans + 2 + np.arange(others)]
-    )
-    order = np.argsort(target, kind="stable")
-    n = fans + 2 + others
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=n))])
-    weights = np.random.default_rng(0).uniform(-1, 1, len(order)).astype(np.float32)
-    graph = Partitioned(
-        indptr, source[order].astype(np.int32), weights, (np.arange(n) >= fans).astype(np.int32), 2
-    )
-    return Loaded(
-        graph, embeddings(0, graph, 512 if parts else 64), "weighted", "int32", ranks=ranks
-    )
 
 
 @pytest.mark.parametrize("parts", [False, True])

@@ -17,7 +17,7 @@ from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, handshake, received
+from tests.support.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, handshake, received
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 

@@ -14,8 +14,8 @@ import pytest
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, handshake
-from tests.kernel.test_hostile_frames import Runner
+from tests.support.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, handshake
+from tests.support.kernel.runner import Runner
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 

@@ -9,9 +9,8 @@ from testbed.kernel import XDP_TX
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.packet import SQ_ENTRIES
 from testbed.testing.graphs import Partitioned, embeddings
-from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, meet
-from tests.kernel.test_pinch import hub
-from tests.kernel.test_ring_race import PATIENCE, Pair
+from tests.support.kernel.pair import PATIENCE, Pair
+from tests.support.kernel.pinch import SEQ, Loaded, ack, first_kick, hub, meet
 
 pytestmark = [
     pytest.mark.kernel,

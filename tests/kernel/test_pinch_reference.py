@@ -10,7 +10,7 @@ import pytest
 
 from testbed.protocol.sequence import NEWEST
 from testbed.testing.graphs import Partitioned, draw_partitioned
-from tests.kernel.pinch_reference import Compared
+from tests.support.kernel.pinch_reference import Compared
 
 pytestmark = pytest.mark.kernel
 

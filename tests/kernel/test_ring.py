@@ -40,7 +40,7 @@ from testbed.protocol.wire import (
     decode,
     frame_seal,
 )
-from tests.kernel.packets import (
+from tests.support.kernel.packets import (
     LENGTH,
     PEERS,
     RANK,
@@ -60,7 +60,7 @@ from tests.kernel.packets import (
     result,
     total_of,
 )
-from tests.protocol.network import GROUP
+from tests.support.protocol.network import GROUP
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -817,21 +817,29 @@ def test_answers_of_the_rank_before_flush_its_streams(kernel, data, flushed) -> 
     assert kernel.control.flushed == flushed
 
 
+def heard(kernel) -> list[int]:
+    counts: list[int] = kernel.memory["streams"]["heard"][:, :RANKS].sum(axis=0).tolist()
+    return counts
+
+
 def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
-    """Of frames for this rank, from who it says: also of those that bring nothing new."""
-    for data in (
-        reduce(0),
-        reduce(0, checksum=1),
-        result(0),
-        probe(2),
-        probe(0, Kind.ALIVE),
-        nack(1),
-    ):
+    for data in (reduce(0), result(0), probe(2), probe(0, Kind.ALIVE), nack(1)):
         kernel.run("ring_link", data)
-    kernel.run("ring_link", reduce(0, cookie=1))
-    kernel.run("ring_link", reduce(0, receiver=2))
-    kernel.run("ring_link", result(0, sender=2))
-    assert kernel.memory["streams"]["heard"][:, :RANKS].sum(axis=0).tolist() == [4, 0, 2]
+    assert heard(kernel) == [3, 0, 2]
+
+
+@pytest.mark.parametrize("make", [reduce, result, nack])
+def test_what_fails_its_check_is_no_sign_of_life(kernel, make) -> None:
+    """Nor is what is for another rank, or of another group."""
+    for damage in ({"checksum": 1}, {"cookie": 1}, {"receiver": 2}):
+        kernel.run("ring_link", make(0, **damage))
+    assert heard(kernel) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [Kind.PROBE, Kind.ALIVE])
+def test_probes_and_answers_that_fail_their_check_are_no_sign_of_life(kernel, kind) -> None:
+    kernel.run("ring_link", probe(2, kind, checksum=1))
+    assert heard(kernel) == [0, 0, 0]
 
 
 LOST = {

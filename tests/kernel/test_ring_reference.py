@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from testbed.protocol.sequence import NEWEST
 from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, encode
-from tests.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
-from tests.protocol.network import Member, Network, collectives, config
-from tests.protocol.test_ring import ACTIONS, SCRIPTS, act
+from tests.support.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
+from tests.support.protocol.actions import ACTIONS, SCRIPTS, act
+from tests.support.protocol.network import Member, Network, collectives, config
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 

@@ -16,8 +16,8 @@ from testbed.plan import plan_fabric
 from testbed.testing import assert_faults_fired, pairwise
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
-from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
 from tests.support.busy import busy_cpus
+from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
 
 pytestmark = pytest.mark.net
 

@@ -15,8 +15,8 @@ from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
-from tests.collectives.test_xdp_ring import all_reduce, check
 from tests.support.busy import busy_cpus
+from tests.support.collectives.ring_calls import all_reduce, check, make_input
 from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
@@ -197,6 +197,54 @@ def test_groups_meet_and_part_under_loss(
             workers.call_all(part_in, {name: {"group_id": number} for name in names}, timeout=30)
             assert time.monotonic() - start < 5.0
     assert_faults_fired(injected, "drop")
+    assert_nothing_left()
+
+
+def reduce_and_part_in(context, size, rank):
+    ring = kept(context).pop(0)
+    try:
+        return ring.all_reduce(make_input(size, rank))
+    finally:
+        ring.close()
+
+
+def reduce_once_and_part(fabric, workers, faults, event, **options):
+    """One all-reduce, and all ranks close at once. From soon after the others are done, an event
+    keeps h3 for three seconds from the results that it lacks.
+    """
+    hosts, names, size = fabric.plan.hosts, list(fabric.hosts), 3000
+    specs = make_groups(hosts, lanes="int16", capacity=1 << 12, timeout=10.0, **options)
+    workers.call_all(
+        meet_in,
+        {name: {"spec": spec} for name, spec in zip(names, specs, strict=True)},
+        timeout=60,
+    )
+    # The first all-reduce agrees on the scale. In the second, h3 has sent all that the others
+    # need, and gets no result until it has asked 256 times.
+    with faults("drop link=*->h3 kind=result seq=3 attempt=0..255", event) as injected:
+        arguments = {name: {"size": size, "rank": rank} for rank, name in enumerate(names)}
+        answers = workers.call_all(reduce_and_part_in, arguments, timeout=60)
+    assert_faults_fired(injected)
+    check([[answers[name]] for name in names], [size], 16)
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_a_rank_that_was_cut_off_gets_its_results_from_those_that_close(
+    fabric, workers, faults, assert_nothing_left, recovery
+):
+    event = "link-down host=h3 at=100ms for=3s"
+    reduce_once_and_part(fabric, workers, faults, event, recovery=recovery)
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_a_rank_that_was_paused_gets_its_results_from_those_that_close(
+    fabric, workers, faults, assert_nothing_left, recovery
+):
+    event = "pause host=h3 at=100ms for=3s"
+    reduce_once_and_part(fabric, workers, faults, event, recovery=recovery)
     assert_nothing_left()
 
 

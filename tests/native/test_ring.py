@@ -24,8 +24,8 @@ from testbed.protocol.ring.memory import (
 from testbed.protocol.ring.process import Process
 from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
-from tests.native.process import NativeProcess
-from tests.protocol.network import config
+from tests.support.native.process import NativeProcess
+from tests.support.protocol.network import config
 
 FAN = constant("RING_FAN_LARGE")  # frames that one kick can become
 WINDOW = 2

@@ -10,8 +10,15 @@ import pytest
 from testbed.protocol.ring.memory import Chunk
 from testbed.protocol.ring.sending import Work
 from testbed.protocol.wire import Frame, Kind
-from tests.protocol.ring_system import Budget, RingSystem, Scene, TinyProcess, TinyRank
 from tests.support.explore import Counterexample, depth, explore
+from tests.support.protocol.ring_system import (
+    Budget,
+    RingSystem,
+    Scene,
+    State,
+    TinyProcess,
+    TinyRank,
+)
 
 FAULTS = ("lose", "duplicate", "delay", "flip", "unseen", "crash", "hold", "early")
 pytestmark = pytest.mark.timeout(3600)
@@ -123,10 +130,34 @@ class AsksForNothingBlindly(TinyProcess):
         super().stall(now_us, False)
 
 
+class HearsAnything(TinyRank):
+    """Whatever names a rank is a sign that it is alive."""
+
+    def _note_life(self, w: Work) -> None:
+        w.verified = True
+        super()._note_life(w)
+
+
 class NobodyStays(RingSystem):
     """Who is done leaves."""
 
     lingers = False
+
+
+class LeavesTheSilent(RingSystem):
+    """A rank that has not answered one question is left, whatever it may need."""
+
+    def _ask_around(self, state: State, index: int) -> State:
+        asked = super()._ask_around(state, index)
+        ages = tuple(1 for _ in range(self.scene.ranks))
+        return self._set(asked, index, ages=ages)
+
+    def _may_leave(self, state: State, index: int) -> bool:
+        ages = state.ranks[index].ages
+        quiet = not any(state.links)
+        return super()._may_leave(state, index) or (
+            quiet and all(ages[other] for other in self._waits_for(state, index))
+        )
 
 
 class Impatient(RingSystem):
@@ -161,7 +192,12 @@ MUTANTS = {
         Scene(eager=True, faults=("lose",)),
     ),
     "nacks that are not passed on": (mutant(PassesNothingOn), Scene(upstream=False, eager=True)),
+    "damaged frames as signs of life": (
+        mutant(HearsAnything),
+        Scene(budget=Budget(1), faults=("flip",)),
+    ),
     "no rank lingers": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
+    "a silent rank is left": (LeavesTheSilent, Scene(faults=("lose",))),
     "one unanswered question is enough": (Impatient, Scene(budget=Budget(1), faults=("lose",))),
 }
 

@@ -10,7 +10,7 @@ from testbed.protocol.ring.memory import Peer
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.sequence import NEWEST, is_before, seq_after
 from testbed.protocol.wire import Kind
-from tests.protocol.network import Network, collectives
+from tests.support.protocol.network import Network, collectives
 
 NOW = 7
 

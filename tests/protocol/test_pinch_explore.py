@@ -19,8 +19,8 @@ from testbed.protocol.pinch.rank import Rank
 from testbed.protocol.pinch.work import DROP, Claim, Out
 from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import PinchKind, frame_seal
-from tests.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
 from tests.support.explore import Counterexample, depth, explore
+from tests.support.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -7,13 +7,8 @@ import pytest
 
 from testbed.protocol.ring.memory import ResultState, WrKind
 from testbed.protocol.wire import BLOCK, RESTART, Frame, Kind
-from tests.protocol.network import Network, collectives
-
-
-def cancel(frame: Frame) -> None:
-    """Two errors that a sum of words does not see: two words that differ in a bit change it."""
-    lowest = frame.payload & np.uint64(1)
-    frame.payload[[int(np.argmin(lowest)), int(np.argmax(lowest))]] ^= np.uint64(1)
+from tests.support.protocol.actions import cancel
+from tests.support.protocol.network import Network, collectives
 
 
 def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:

@@ -7,8 +7,8 @@ import pytest
 
 from testbed.protocol.ring.process import Process
 from testbed.protocol.wire import Frame, Kind
-from tests.protocol.network import Network, collectives
-from tests.protocol.test_refusal import cancel
+from tests.support.protocol.actions import cancel
+from tests.support.protocol.network import Network, collectives
 
 ROUNDS = 3000
 WORDS = 8

@@ -20,7 +20,7 @@ from testbed.results import FAULT_COLUMNS, Run, load_run
 from testbed.run import run_scenario
 from testbed.scenario import Scenario, parse_scenario
 from testbed.worker import Workers
-from tests.fabric.helpers import traces
+from tests.support.fabric.helpers import traces
 
 pytestmark = pytest.mark.net
 

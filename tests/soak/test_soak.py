@@ -25,7 +25,7 @@ from testbed.soak.harness import DEADLINE, Harness, Phase
 from testbed.soak.report import Coverage
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
 from testbed.soak.session import leftovers
-from tests.fabric.helpers import wait_until
+from tests.support.fabric.helpers import wait_until
 
 pytestmark = pytest.mark.net
 

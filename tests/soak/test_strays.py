@@ -16,7 +16,7 @@ from testbed.plan import plan_fabric
 from testbed.soak.holdings import Holdings, trim
 from testbed.soak.strays import FIELDS, Herd, Strays
 from testbed.worker import Workers
-from tests.collectives.test_xdp_ring import close_in, counters_in, open_in, reduce_values_in
+from tests.support.collectives.ring_calls import close_in, counters_in, open_in, reduce_values_in
 
 PLAN = plan_fabric(hosts=3)
 HOSTS = [host.name for host in PLAN.hosts]

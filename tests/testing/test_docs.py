@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.testing.helpers import examples, run_pytest
+from tests.support.testing.helpers import examples, run_pytest
 
 pytestmark = pytest.mark.net
 

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.core.errors import SpecError
 from testbed.testing import WrongSum, assert_exact, assert_faults_fired
-from tests.testing.helpers import TESTBED, run_pytest
+from tests.support.testing.helpers import TESTBED, run_pytest
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=2)]
 

@@ -23,7 +23,7 @@ from testbed.core.errors import (
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
-from tests.worker import calls
+from tests.support.worker import calls
 
 pytestmark = pytest.mark.net
 
@@ -199,7 +199,9 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
 
 
 def test_modules_are_there_from_the_start(fabric: Fabric) -> None:
-    with Workers(fabric, modules=["sched", "no.such.module", "tests.worker.calls"]) as workers:
+    with Workers(
+        fabric, modules=["sched", "no.such.module", "tests.support.worker.calls"]
+    ) as workers:
         assert workers.call_all(calls.loaded, list(workers), timeout=10.0) == dict.fromkeys(
             workers, True
         )

@@ -31,17 +31,15 @@ _SILENT = 0.5
 """Part of the timeout for which nothing of a rank has been seen, of those that are called silent.
 """
 _MOST_PAUSE = 0.05  # seconds
-_MEETING = 0.005  # seconds between probes, while ranks meet or part
+_PAUSE = 0.005  # seconds between probes, while ranks meet or part
 _NAMED = 4
 """Chunks that an error names, for which ranks wait."""
-_QUIET = 0.025
-"""Seconds for which a rank must not have been heard to be taken for gone or content, while ranks
-part.
+_QUIET = 0.2
+"""Seconds for which a rank must not have been heard to be taken for gone, if all that it may need
+is an acknowledgement.
 """
 _LEAST_LOOKS = 10
 """Times that a rank has looked in vain before a timeout is over."""
-_GONE = 1.0
-"""The same, of a rank that may still need this one."""
 
 
 class _AwakeClock:
@@ -121,14 +119,17 @@ class Recovery:
                     f" within {spec.timeout:g} s: every member has to open the group"
                 )
             self._probe(missing)
-            port.wait(NEVER, _MEETING)
+            port.wait(NEVER, _PAUSE)
         port.control.verified = FIRST
 
     def linger(self, seq: int) -> None:
         """Stay until no rank needs what this one holds of its last collective, and who waits for
         this one knows it is done.
 
-        Who is gone is not waited for, and nobody for longer than the group's timeout.
+        A rank that needs something may be stopped, or cut off, and come back: it is waited for
+        until it has said nothing new of itself for the group's timeout, as it would have given up
+        by then. A rank that only waits to be told may have left before it could say so, and soon
+        nobody waits for it.
 
         :param seq: The last collective, which this rank is done with.
         """
@@ -138,19 +139,29 @@ class Recovery:
         upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
-        stay, clock = _AwakeClock(self._clock, spec.timeout), _AwakeClock(self._clock, _GONE)
-        seen, heard = np.zeros(spec.size), port.heard()
+        stay, quiet = _AwakeClock(self._clock, spec.timeout), _AwakeClock(self._clock, _QUIET)
+        changed, seen = [0.0] * spec.size, np.zeros(spec.size)
+        said, heard = port.peers(), port.heard()
         while True:
-            now, peers, latest = clock.now(), port.peers(), port.heard()
-            seen[latest != heard], heard = now, latest
-            needed = [rank for rank in unverified(askers, seq, peers) if now - seen[rank] < _GONE]
-            owing = [
-                rank for rank in unacknowledged(askees, seq, peers) if now - seen[rank] < _QUIET
+            now, now_quiet, peers, latest = stay.now(), quiet.now(), port.peers(), port.heard()
+            for rank in self._others:
+                changed[rank] = now if peers[rank] != said[rank] else changed[rank]
+            seen[latest != heard] = now_quiet
+            said, heard = peers, latest
+            needing = [
+                rank
+                for rank in unverified(askers, seq, peers)
+                if now - changed[rank] <= spec.timeout
             ]
-            if (not needed and not owing) or stay.now() > spec.timeout:
+            owing = [
+                rank
+                for rank in unacknowledged(askees, seq, peers)
+                if now_quiet - seen[rank] <= _QUIET
+            ]
+            if not needing and not owing:
                 return
-            self._probe({*needed, *owing})
-            port.wait(NEVER, _MEETING)
+            self._probe({*needing, *owing})
+            port.wait(NEVER, _PAUSE)
 
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

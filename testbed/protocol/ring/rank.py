@@ -74,6 +74,7 @@ class Rank(Sender):
     def act(self, w: Work) -> Frame | None:
         """The second half."""
         out = self._on_frame(w)
+        self._note_life(w)
         if self.config.reorder_threshold:
             self._look_around(w, out is not None)
         if out is not None or not self.nack_due:
@@ -122,8 +123,7 @@ class Rank(Sender):
             or w.frame.source.ip != config.peers[header.sender].ip
         ):
             return self._refuse("bad_rank")
-        heard = self.streams[w.cpu].heard
-        heard[header.sender] = heard.get(header.sender, 0) + 1
+        w.sender = header.sender
         return True
 
     def _find_chunk(self, w: Work) -> bool:
@@ -163,17 +163,28 @@ class Rank(Sender):
 
     def _is_sealed(self, w: Work) -> bool:
         """Verify the seal of a frame whose payload does not count."""
-        return not self._expected(w) or self._refuse("bad_checksum")
+        w.verified = not self._expected(w)
+        return w.verified or self._refuse("bad_checksum")
 
     def _verify(self, w: Work) -> int | None:
         """The payload's sum; None: the frame does not match its checksum."""
         total = w.frame.sum(w.length)
         if total is None:
             self._drop("bad_length")
-        elif total != self._expected(w):
+            return None
+        w.verified = total == self._expected(w)
+        if not w.verified:
             self._drop("bad_checksum")
             return None
         return total
+
+    def _note_life(self, w: Work) -> None:
+        """A frame that has been verified is a sign of life. Any other may be a dead rank's, damaged
+        on its way or sent by a stranger.
+        """
+        if w.verified:
+            heard = self.streams[w.cpu].heard
+            heard[w.sender] = heard.get(w.sender, 0) + 1
 
     def _on_reduce(self, w: Work) -> Frame | None:
         header, config = w.frame.header, self.config
@@ -449,7 +460,8 @@ class Rank(Sender):
             return self._drop("bad_length")
         if w.seq != self.seq:
             return self._drop("overtaken")
-        if total != expected:
+        w.verified = total == expected
+        if not w.verified:
             return self._drop("bad_checksum")
         if w.reduced != mine:
             if not self._advance(chunk, "reduced", w.reduced, mine):

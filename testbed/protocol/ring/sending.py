@@ -55,6 +55,8 @@ class Work:
     :param length: Bytes of its payload.
     :param reduced: Of the chunk, as it was.
     :param result: Of the chunk, as it was.
+    :param sender: Of the frame that has arrived.
+    :param verified: That frame is what it says, and from whom it says.
     """
 
     frame: Frame
@@ -66,6 +68,8 @@ class Work:
     length: int = 0
     reduced: int = 0
     result: int = 0
+    sender: int = 0
+    verified: bool = False
 
 
 class Sender(Memory):

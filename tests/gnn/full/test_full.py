@@ -23,8 +23,8 @@ from testbed.gnn.models import parameter_count
 from testbed.gnn.options import ModelSpec, TrainingSpec
 from testbed.gnn.partition import make_owners
 from testbed.gnn.weights import flatten
-from tests.gnn.full.threads import train
-from tests.gnn.graphs import Adjacency, directed
+from tests.support.gnn.full.threads import train
+from tests.support.gnn.graphs import Adjacency, directed
 
 MODELS = [
     pytest.param(

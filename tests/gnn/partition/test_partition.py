@@ -13,7 +13,7 @@ from testbed.gnn.graph import GraphData, from_edges
 from testbed.gnn.partition import PARTITIONERS, Owners, cached_owners, make_owners, measure
 from testbed.gnn.partition.hash import Hash
 from testbed.gnn.partition.metis import Metis
-from tests.gnn.graphs import Adjacency, adjacencies
+from tests.support.gnn.graphs import Adjacency, adjacencies
 
 RING = from_edges(np.arange(12), (np.arange(12) + 1) % 12, 12)
 """A ring of 12 vertices: two neighbours each."""

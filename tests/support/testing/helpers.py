@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 TESTBED = Path(sys.executable).with_name("testbed")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "testing.md"
 
 
 def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from testbed.protocol.ring.memory import (
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
-from tests.native.process import STRUCTS, NativeProcess, sq_pending
+from tests.support.native.process import STRUCTS, NativeProcess, sq_pending
 
 FREE, WAITING = constant("RING_EARLY_FREE"), constant("RING_EARLY_WAITING")  # between calls
 LOOPBACK = 1

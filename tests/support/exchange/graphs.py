@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from testbed.testing.graphs import Partitioned
-from tests.gnn.graphs import directed
+from tests.support.gnn.graphs import directed
 
 __all__ = ["partitioned"]
 

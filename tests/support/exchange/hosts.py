@@ -19,7 +19,7 @@ from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.testing.graphs import Partitioned
 from testbed.worker import Workers
-from tests.exchange import calls
+from tests.support.exchange import calls
 
 __all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts"]
 

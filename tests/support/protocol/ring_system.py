@@ -30,11 +30,11 @@ from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
 from testbed.protocol.sequence import seq_after
-from testbed.protocol.wire import BLOCK, Frame, Header, Kind
-from tests.protocol.network import COOKIE, GROUP, endpoints
+from testbed.protocol.wire import BLOCK, Frame, Header, Kind, frame_seal
 from tests.support.explore import FAULT, System
+from tests.support.protocol.network import COOKIE, GROUP, endpoints
 
-__all__ = ["Budget", "RingSystem", "Scene", "TinyProcess", "TinyRank"]
+__all__ = ["Budget", "RingSystem", "Scene", "State", "TinyProcess", "TinyRank"]
 
 UNSEEN = 1 << 64
 """An error that a plain sum does not see."""
@@ -534,12 +534,15 @@ class RingSystem(System[State]):
         work: Work,
         **changes: Any,
     ) -> State:
+        sound = _is_sound(work.frame)
         sent = [rank.act(work)]
         while rank.nack_due and sent[-1] is not None:
             sent.append(rank.on_wr(sent[-1]))
         if rank.streams[0].progress:
             changes |= {"rounds": 0, "stalled": False}
         heard = rank.streams[0].heard
+        if heard and not sound:
+            return state._replace(wrong=f"rank {to} takes a damaged frame for a sign of life")
         changes["ages"] = tuple(
             0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages)
         )
@@ -701,6 +704,13 @@ def _flip(frame: tuple[Any, ...], field: str) -> tuple[Any, ...]:
     header = list(frame[0])
     header[place] ^= FLIPS[field]
     return (tuple(header), *frame[1:])
+
+
+def _is_sound(frame: Frame) -> bool:
+    """Is the frame what it was when it was sent?"""
+    header = frame.header
+    total = frame.sum(header.length) if header.kind in (Kind.REDUCE, Kind.RESULT) else 0
+    return header.checksum == total + frame_seal(header) & UNSEEN - 1
 
 
 def _show(frame: tuple[Any, ...]) -> str:

@@ -28,8 +28,8 @@ from testbed.protocol.sequence import seq_after, word_of
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
-from tests.exchange import pinch_reference as reference
-from tests.kernel.pinch import ETH_P_ALL, Loaded, received
+from tests.support.exchange import pinch_reference as reference
+from tests.support.kernel.pinch import ETH_P_ALL, Loaded, received
 
 RING = 42  # where the ring's header begins
 U64 = (1 << 64) - 1

@@ -12,9 +12,9 @@ from scapy.packet import Raw
 
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal
-from tests.kernel.reference import KernelRank
-from tests.native.process import NativeProcess
-from tests.protocol.network import COOKIE, GROUP, config, endpoints
+from tests.support.kernel.reference import KernelRank
+from tests.support.native.process import NativeProcess
+from tests.support.protocol.network import COOKIE, GROUP, config, endpoints
 
 RANK, RANKS = 1, 3
 SEQ, TOTAL, TAG = 5, 6, 0xBEEF

@@ -39,8 +39,8 @@ from testbed.protocol.wire import (
     weigh,
 )
 from testbed.testing import aggregates
-from testbed.testing.graphs import Partitioned
-from tests.exchange import pinch_reference as reference
+from testbed.testing.graphs import Partitioned, embeddings
+from tests.support.exchange import pinch_reference as reference
 
 __all__ = [
     "SEQ",
@@ -50,6 +50,7 @@ __all__ = [
     "first_kick",
     "frame",
     "handshake",
+    "hub",
     "meet",
     "received",
     "said",
@@ -369,3 +370,22 @@ def bits(found: Frame) -> set[int]:
         for b in range(32)
         if word >> b & 1
     }
+
+
+def hub(parts: bool, ranks: tuple[int, ...] = (0,)) -> Loaded:
+    """Rank 1's two vertices have many neighbours at rank 0, its others one each."""
+    fans, others = 700, 40
+    target = np.concatenate([np.arange(fans), np.arange(fans), np.arange(others)])
+    source = np.concatenate(
+        [np.full(fans, fans), np.full(fans, fans + 1), fans + 2 + np.arange(others)]
+    )
+    order = np.argsort(target, kind="stable")
+    n = fans + 2 + others
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=n))])
+    weights = np.random.default_rng(0).uniform(-1, 1, len(order)).astype(np.float32)
+    graph = Partitioned(
+        indptr, source[order].astype(np.int32), weights, (np.arange(n) >= fans).astype(np.int32), 2
+    )
+    return Loaded(
+        graph, embeddings(0, graph, 512 if parts else 64), "weighted", "int32", ranks=ranks
+    )

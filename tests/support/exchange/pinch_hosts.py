@@ -18,7 +18,7 @@ from testbed.protocol.scale import ScaleGuess
 from testbed.testing.aggregates import exact_aggregates
 from testbed.testing.graphs import Partitioned
 from testbed.worker import WorkerContext, Workers
-from tests.exchange import hosts
+from tests.support.exchange import hosts
 from tests.support.kept import kept
 
 __all__ = ["Opened", "PinchHosts", "assert_exact"]

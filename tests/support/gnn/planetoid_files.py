@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from testbed.gnn.planetoid import PlanetoidSpec
-from tests.gnn import python2
+from tests.support.gnn import python2
 
 __all__ = ["FEATURES", "GRAPH", "LABELS", "TESTED", "write"]
 
