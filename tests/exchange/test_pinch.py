@@ -46,7 +46,8 @@ def test_aggregates_are_exact(hosts, lanes, kind, assert_nothing_left) -> None:
 
 
 @pytest.mark.parametrize(
-    "mtu", [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506)]
+    "mtu",
+    [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506, 9000)],
 )
 def test_other_mtus(hosts, mtu) -> None:
     graph = draw_partitioned(0, 200, 1500, 3)
