@@ -79,8 +79,8 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     gain = split.loc[rival, "epoch"] - split.loc[best, "epoch"]
     if split.loc[rival, "epoch"] / split.loc[best, "epoch"] < 1 + NEGLIGIBLE:
         yield (
-            f"The {duration(gain)} between {best} and {rival} are within what two runs on one box"
-            " differ by: take them as equal."
+            f"The {duration(gain)} between {best} and {rival} are within the difference between"
+            " two runs on one machine: treat them as equal."
         )
         return
     reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
@@ -163,8 +163,8 @@ def _cautions(run: Run) -> Iterator[str]:
     if lost := records_lost(run):
         counted = ", ".join(f"{count:,} of {name}" for name, count in lost.items())
         yield (
-            f"Caution: faults.parquet lacks {sum(lost.values()):,} records ({counted}), which came"
-            " faster than they were written; faults are counted all the same."
+            f"Caution: faults.parquet lacks {sum(lost.values()):,} records ({counted}), which"
+            " arrived faster than they could be written; faults are counted all the same."
         )
 
 

@@ -1,8 +1,8 @@
 """The plan of a fabric: hosts, links, switches and their forwarding tables, as data.
 
-Pure: no privileges, and nothing of the machine but its number of CPUs, where ``queues`` is not
-given. The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo cannot
-disagree. What a fabric may be, in scenario files, flags and code, is `FabricOptions`.
+Pure: it needs no privileges, and nothing from the machine except its number of CPUs if ``queues``
+is not given. The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo
+cannot disagree. `FabricOptions` defines the options of a fabric for scenario files, flags and code.
 """
 
 import os
@@ -35,7 +35,7 @@ __all__ = [
 SwitchKind = Literal["bridge", "xdp"]
 
 MAX_HOSTS = 32
-#: RFC 791: what every IPv4 host has to accept.
+#: RFC 791: the datagram size that every IPv4 host has to accept.
 MIN_MTU = 576
 #: What the length of an IPv4 packet can say.
 MAX_MTU = 65_535
@@ -95,7 +95,7 @@ class HostPlan:
     :param ip: IPv4 address, in a /16 shared by all hosts.
     :param mac: Locally administered unicast address: ``02:00`` and the four octets of the IPv4
         address.
-    :param switch: Name of the switch that the host is on.
+    :param switch: Name of the switch that the host is attached to.
     :param port: Port number there.
     """
 
@@ -137,13 +137,13 @@ class SwitchPlan:
 
 @dataclass(frozen=True)
 class FabricPlan:
-    """All that a fabric is built from.
+    """Everything that defines a fabric.
 
     :param topology: Name of the topology.
     :param hosts: By rank.
     :param switch_kind: ``bridge`` (Linux bridge) or ``xdp`` (L2 switch program, the bridge behind
         it).
-    :param mtu: Of every interface, bytes.
+    :param mtu: MTU of every interface, bytes.
     :param offload: TSO, GSO, GRO and TX checksums on or off, at both ends of every link.
     :param queues: Receive and transmit queues of every interface.
     """
@@ -158,7 +158,7 @@ class FabricPlan:
     queues: int
 
     def summary(self) -> dict[str, Any]:
-        """What benches and reports say of the fabric."""
+        """What benches and reports show of the fabric."""
         return {
             "topology": self.topology,
             "hosts": len(self.hosts),
@@ -191,7 +191,7 @@ class FabricPlan:
         raise SpecError(f"switch: {name!r} is not in this fabric; switches are {names}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in types that JSON knows."""
+        """The plan in types that JSON has."""
         return asdict(self)
 
     @classmethod
@@ -223,11 +223,11 @@ def plan_fabric(
     """Plan a fabric.
 
     :param offload: Offloads on or off, on both ends of every link.
-    :param queues: Receive and transmit queues of an interface; one for each CPU where not given.
-    :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; 2, or one for one host, where not
-        given.
+    :param queues: Receive and transmit queues of an interface; by default one for each CPU.
+    :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; by default 2, or 1 if there is
+        one host.
     :param net: Second octet of the hosts' addresses, ``10.<net>.0.<rank + 1>/16``.
-    :raises SpecError: A value is outside of what is allowed; see `FabricOptions` for the others.
+    :raises SpecError: A value is out of range; see `FabricOptions` for the others.
     """
     values = {
         "topology": topology,
@@ -284,7 +284,7 @@ def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> H
 def _switch_plans(
     names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]
 ) -> tuple[SwitchPlan, ...]:
-    """Shortest paths, one breadth-first search per host; every hop gets nearer, so cycles do no
+    """Shortest paths, one breadth-first search per host; every hop gets closer, so cycles do no
     harm.
     """
     trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
@@ -312,7 +312,7 @@ def _switch_plans(
             nearer = [
                 port for port, far in sorted(trunks[name].items()) if distance[far] < distance[name]
             ]
-            # Equal paths are shared out by destination (crc32: the same on every machine, unlike
+            # Equal paths are chosen by destination (crc32: the same on every machine, unlike
             # hash()).
             forwarding[name][host.mac] = nearer[zlib.crc32(host.mac.encode()) % len(nearer)]
     return tuple(SwitchPlan(name, tuple(sorted(ports[name])), forwarding[name]) for name in names)

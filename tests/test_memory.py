@@ -225,6 +225,7 @@ print(round(sum(need.values()) / scenario.fabric.hosts), measured)
 """  # noqa: E501
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the kernel has no CONFIG_PROC_PAGE_MONITOR"
 )

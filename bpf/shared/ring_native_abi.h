@@ -32,17 +32,24 @@ struct lanes {
 	__s32 ranks;
 };
 
+/* What one rank says of its tensor, in the status; status.py of testbed/protocol. */
+struct ring_status_record {
+	__u32 kind;  /* of values that are not finite; 0: there are none */
+	__u32 count; /* of these */
+	__u64 index; /* of the first one */
+	__u64 identity;
+};
+
 /* How a tensor is laid out in chunks; Layout of testbed/collectives/ring/layout.py. */
 struct ring_layout {
-	__u64 count; /* values */
-	/* bytes of their lanes, rounded up to whole words: where the status begins, not counting
-	 * checks */
-	__u64 data;
-	__u32 status;
-	__u32 total;  /* chunks */
-	__u32 length; /* payload of a frame: the last word is the check */
-	__u32 block;  /* chunks quantized and published at a time */
-	__u32 window; /* frames of a rank under way; 0: as many as the group has */
+	__u64 count;	 /* values */
+	__u64 identity;	 /* of the tensor: what ranks must agree on */
+	__u64 status_at; /* byte where the status begins, not counting checks */
+	__u32 status;	 /* its bytes */
+	__u32 total;	 /* chunks */
+	__u32 length;	 /* payload of a frame: the last word is the check */
+	__u32 block;	 /* chunks quantized and published at a time */
+	__u32 window;	 /* frames of a rank under way; 0: as many as the group has */
 	__u32 pad;
 };
 

@@ -36,9 +36,9 @@ class Table:
     def header_lines(self) -> list[str]:
         """Names and units."""
         return [
-            "#" + self.line([column[part] for column in self._columns])[1:].rstrip()
+            "#" + self.line([str(column[part]) for column in self._columns])[1:].rstrip()
             for part in (0, 1)
-        ]  # type: ignore[misc]
+        ]
 
 
 def count_cells(measured: Measured) -> list[str]:

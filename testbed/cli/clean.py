@@ -22,8 +22,9 @@ def register(app: typer.Typer) -> None:
 def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
     """Remove what runs have left whose controller was killed; say what; touch nothing else.
 
-    Their state files in /run/testbed say what is theirs. Runs that are up stay up. The exit status
-    is 1 if a state file cannot be read.
+    Their state files in /run/testbed say what is theirs. Runs that are up stay up. Results stay,
+    too: where a run was writing into DIR or DIR.partial, its name is printed. The exit status is 1
+    if a state file cannot be read.
     """
     from testbed.fabric.clean import clean as remove
     from testbed.host.rights import require_root
@@ -38,6 +39,8 @@ def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
                 typer.echo(f"run {left.run_id}: killed {process}")
             for file in left.files:
                 typer.echo(f"run {left.run_id}: removed {file}")
+            if left.results:
+                typer.echo(f"run {left.run_id}: what it has written stays in {left.results}")
         if not removed:
             typer.echo("nothing to clean")
     if errors := [f"run {left.run_id}: left alone: {left.error}" for left in removed if left.error]:

@@ -1,1 +1,3 @@
-"""One module a backend, one interface: the in-kernel ring and the socket baselines."""
+"""The backends, one module each, with one interface: the in-kernel ring and the socket
+baselines.
+"""

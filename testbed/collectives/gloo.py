@@ -22,7 +22,7 @@ __all__ = ["Gloo"]
 
 
 class Gloo(Backend):
-    """All-reduce by gloo, in place in the tensor's own memory."""
+    """All-reduce with gloo, in place in the tensor's own memory."""
 
     name: ClassVar[str] = "gloo"
     needs: ClassVar[Datapath] = "sockets"
@@ -34,7 +34,7 @@ class Gloo(Backend):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet through a file in the rendezvous directory; see `Backend.connect`."""
+        """Connect through a file in the rendezvous directory; see `Backend.connect`."""
         apply_affinity(self.spec)
         self._base = read_counters(self.context.host.ifname)
         self._group = make_process_group(self.spec, self.context.host.ifname)

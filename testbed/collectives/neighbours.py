@@ -1,10 +1,10 @@
-"""The two TCP neighbours of a rank on a ring: how they meet, and how they learn which rank has
+"""The two TCP neighbours of a rank on a ring: connecting to them, and finding out which rank has
 failed.
 
-Every pair of neighbours has two connections: one carries data to the right; the other, unused while
-all goes well, carries one-byte notes in both directions. A rank that gives up writes the number of
-the rank at fault to both neighbours before it closes, so that all ranks name the same one and not
-the neighbour that closed on them.
+Every pair of neighbours has two connections: one carries data to the right; the other, unused in
+normal operation, carries one-byte notes in both directions. A rank that gives up sends the number
+of the rank at fault to both neighbours before it closes, so that all ranks name the same one, and
+not the neighbour that closed its connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Neighbours"]
 
 Side = Literal["left", "right"]
 _DATA, _NOTES = 0, 1
-_ALIVE = 0xFF  # a note that is no rank: "I am waiting as well"
-_GRACE = 1.0  # seconds for a note to come round, after the ring has stood still for the timeout
+_ALIVE = 0xFF  # a note that is not a rank's number: "I am waiting as well"
+_GRACE = 1.0  # seconds for a note to travel around the ring, after the timeout without progress
 
 
 class Neighbours:
@@ -33,7 +33,7 @@ class Neighbours:
     :param spec: The group, as this rank sees it.
     :param buffer_bytes: Socket buffers of the data connections (doubled by the kernel, see
         socket(7)).
-    :raises CollectiveError: A neighbour did not come within the timeout.
+    :raises CollectiveError: A neighbour did not connect within the timeout.
     """
 
     def __init__(self, spec: GroupSpec, buffer_bytes: int) -> None:
@@ -51,11 +51,11 @@ class Neighbours:
         self.left, self._left_notes = came[left, _DATA], came[left, _NOTES]
 
     def blame(self, side: Side, silent: bool) -> CollectiveError:
-        """Find the rank at fault after a data connection failed, tell the neighbours, return the
-        error.
+        """Find the rank at fault after a data connection failed, notify the neighbours, and return
+        the error.
 
         :param side: The neighbour whose connection failed.
-        :param silent: It stood still for the timeout; otherwise it was closed.
+        :param silent: It made no progress for the timeout; otherwise it was closed.
         """
         spec = self._spec
         member = spec.left if side == "left" else spec.right
@@ -63,8 +63,8 @@ class Neighbours:
             self._tell(_ALIVE)
         culprit = self._listen_to_notes(member)
         if culprit is None:
-            # It waits as well, and nobody has found the cause: the clocks of the ranks are too far
-            # apart.
+            # It is waiting as well, and no rank has found the cause: the ranks' timeouts expired
+            # too far apart.
             return self._rendezvous.error(
                 member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}"
             )
@@ -80,10 +80,10 @@ class Neighbours:
                 sock.send(bytes([note]), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _listen_to_notes(self, suspect: Member) -> Member | None:
-        """Read notes until one, or the end of one neighbour's, names the rank at fault.
+        """Read notes until one of them, or the end of a connection, tells the rank at fault.
 
-        :returns: That rank; `suspect` where it stays silent here too; None where it does not,
-            unnamed.
+        :returns: That rank; `suspect` if it stays silent here, too; None if it does not and no rank
+            was named.
         """
         notes = {self._left_notes: self._spec.left, self._right_notes: self._spec.right}
         deadline = time.monotonic() + _GRACE

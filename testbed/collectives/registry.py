@@ -63,8 +63,8 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """Name what the hosts' workers import for backends; ranks of ``mpi`` have workers
-    of their own.
+    """Return the modules that the hosts' workers import for backends; ranks of ``mpi`` have other
+    workers.
     """
     return [BACKENDS[name].module for name in names if name != "mpi"]
 

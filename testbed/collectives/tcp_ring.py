@@ -1,9 +1,8 @@
-"""``tcp-ring``: ring all-reduce over plain TCP sockets, the rival that the in-kernel ring has to
-beat.
+"""``tcp-ring``: ring all-reduce over plain TCP sockets, the main baseline of the in-kernel ring.
 
-The inner loop is C (``testbed/native/tcp_ring.c``): an interpreter would be seen in short
-all-reduces. Partial sums live in a buffer that stays in the cache, and nothing is allocated in a
-call.
+The inner loop is C (``testbed/native/tcp_ring.c``), because an interpreter would slow down short
+all-reduces. Partial sums are kept in a buffer that stays in the cache, and a call allocates
+nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ __all__ = ["TcpRing"]
 # Best of a short sweep: 4 ranks on 2 cores, star, MTU 1500, offloads on; medians of 5 to 9 runs in
 # turns.
 BLOCK = 1 << 20  # elements of a block of a slice: at 64 MiB, 256 KiB took 239 ms and 4 MiB 168 ms
-SEGMENT = 1 << 16  # elements taken from the socket at once, to be added while they are in the cache
+SEGMENT = 1 << 16  # elements read from the socket at once, and added while they are in the cache
 SLOTS = 2  # blocks of partial sums
 BUFFER_BYTES = 512 << 10  # at 64 MiB, 4 MiB took 267 ms and this 212 ms (blocks of 1 MiB)
 SPIN_NS = 200_000  # 4 KiB took 0.46 ms without and 0.31 ms with 500 us; a busy machine may differ
 
 
-# enum tcp_ring_outcome: which neighbour, and whether it was silent or gone
+# enum tcp_ring_outcome: which neighbour, and whether it was silent or has closed
 _OUTCOMES: dict[int, tuple[Side, bool]] = {
     constant("TCP_RING_LEFT_FAILED"): ("left", False),
     constant("TCP_RING_RIGHT_FAILED"): ("right", False),
@@ -73,7 +72,7 @@ class TcpRing(Backend):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet both neighbours; see `Backend.connect`."""
+        """Connect to both neighbours; see `Backend.connect`."""
         apply_affinity(self.spec)
         self._base = read_counters(self.context.host.ifname)
         if self.spec.size > 1:

@@ -1,3 +1,3 @@
-"""What all collectives and exchanges share: groups and how they meet, backends' interface,
+"""What all collectives and exchanges share: groups and their rendezvous, the interface of backends,
 counters, CPUs.
 """

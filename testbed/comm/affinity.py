@@ -8,8 +8,8 @@ __all__ = ["apply_affinity"]
 
 
 def apply_affinity(spec: GroupSpec) -> None:
-    """Pin the calling thread, and the threads that it starts later, where the group's `affinity`
-    says so.
+    """Pin the calling thread, and the threads that it starts later, if the group's `affinity` says
+    so.
 
     With ``rank`` it goes to CPU number ``rank`` modulo the number of CPUs that the machine has.
     """

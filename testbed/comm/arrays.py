@@ -1,4 +1,4 @@
-"""What arrays a collective takes: their memory goes to C and to the kernel as it is."""
+"""Checks of the arrays of a collective, because C and the kernel use their memory directly."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ def check_array(
 ) -> None:
     """Check that native code can use an array's memory.
 
-    :param where: The method that got it; `key`: the argument's name; both for the error.
-    :param shape: What the shape has to be.
-    :param written: Whether it is written to, which a mapping of a file that is read-only answers
-        with SIGSEGV.
-    :raises SpecError: It is no C-contiguous, aligned float32 array of that shape, or cannot be
-        written.
+    :param where: The method that received it; `key`: the argument's name; both for the error.
+        :param shape: The required shape.
+        :param written: Whether it is written to; writing to a read-only mapping of a file would end
+            in SIGSEGV.
+        :raises SpecError: It is not a C-contiguous, aligned float32 array of that shape, or cannot
+            be written.
     """
     allowed = f"float32{f' of shape {shape}' if shape is not None else ''}, C-contiguous"
     if not isinstance(array, np.ndarray):

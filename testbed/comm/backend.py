@@ -1,4 +1,4 @@
-"""The interface that every backend keeps: open, connect, reduce, count, close."""
+"""The interface of all backends: open, connect, reduce, count, close."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Datapath = Literal["xdp", "sockets"]
 Tensor = NDArray[np.float32]
 
 PHASES = ("quantize", "communicate", "wait", "dequantize")
-"""What a collective's time is split into. A backend leaves at zero what it does not have or cannot
-see.
+"""The parts of a collective's time. A backend leaves parts at zero that it does not have or cannot
+measure.
 """
 
 
@@ -83,18 +83,18 @@ class Backend(Closing):
 
     @abstractmethod
     def connect(self) -> None:
-        """Meet the other ranks; all ranks call it.
+        """Connect to the other ranks; all ranks call it.
 
-        :raises CollectiveError: A rank did not come within the timeout; the text names it.
+        :raises CollectiveError: A rank did not connect within the timeout; the text names it.
         """
 
     def all_reduce(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """Sum `tensor` over all ranks; all ranks call it with the same shape.
 
         :param tensor: C-contiguous float32 array of any shape, at most `spec.capacity` elements;
-            left as it is unless it is `out` as well.
-        :param out: Where the sum goes: an array of the same shape that can be written, `tensor`
-            itself, or None for a new one.
+            unchanged unless it is also `out`.
+        :param out: Where the sum goes: a writable array of the same shape, `tensor` itself, or None
+            for a new one.
         :returns: `out`.
         :raises SpecError: An array has the wrong type, layout, shape or size, or `out` is
             read-only; nothing has been sent.
@@ -126,14 +126,14 @@ class Backend(Closing):
 
     @abstractmethod
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
-        """Do what `all_reduce` says, with checked, flat arrays of equal length, which may be 0."""
+        """Implement `all_reduce` for checked, flat arrays of equal length, which may be 0."""
 
     @abstractmethod
     def counters(self) -> Counters:
         """What this rank has sent since `connect`, cumulative."""
 
     def error_bound(self, absmax: float) -> float:
-        """Largest absolute error of a sum's element where no rank's element exceeds `absmax` in
+        """Largest absolute error of an element of the sum, if no rank's element exceeds `absmax` in
         magnitude.
         """
         return float32_sum_bound(absmax, self.spec.size)

@@ -1,4 +1,4 @@
-"""What a registry knows of a backend or an exchange before its module is imported."""
+"""What a registry knows about a backend or an exchange before its module is imported."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Entry", "entry_of"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a backend, or an exchange, is and what it is.
+    """Where to find a backend or an exchange, and its properties.
 
     :param path: ``module:class``.
     :param needs: The datapath that the fabric has to be set to (the class says the same).
     :param summary: One line for help texts.
-    :param splits: Whether its times tell waiting for peers from moving data; some libraries do not
-        say.
+    :param splits: Whether its times separate waiting for peers from moving data, which some
+        libraries do not report.
     """
 
     path: str
@@ -29,16 +29,16 @@ class Entry:
 
     @property
     def module(self) -> str:
-        """Name of the module that it is in."""
+        """Name of its module."""
         return self.path.partition(":")[0]
 
     @property
     def in_kernel(self) -> bool:
-        """Whether it works inside the kernel, and not over sockets."""
+        """Whether it works inside the kernel instead of over sockets."""
         return self.needs == "xdp"
 
 
 def entry_of(found: Any) -> Entry:
-    """Make the entry of a class that another package brings."""
+    """Make the entry of a class from another package."""
     summary = (found.__doc__ or "").strip().partition("\n")[0]
     return Entry(f"{found.__module__}:{found.__qualname__}", found.needs, summary)

@@ -1,4 +1,4 @@
-"""Who takes part in a collective, and on what terms: `Member` and `GroupSpec`."""
+"""The members and options of a group: `Member` and `GroupSpec`."""
 
 import secrets
 from collections.abc import Sequence
@@ -43,21 +43,21 @@ class Member:
 
 
 class GroupSpec(CollectiveOptions):
-    """What one rank has to know to open a backend; equal on all ranks but for `rank`. Picklable.
+    """What one rank has to know to open a backend; equal on all ranks except for `rank`. Picklable.
 
-    :param group_id: Tells groups that exist at once apart.
-    :param cookie: 64-bit number drawn when the group forms: frames and connections that do not
-        carry it are foreign.
+    :param group_id: Distinguishes groups that exist at the same time.
+    :param cookie: Random 64-bit number drawn when the group forms: frames and connections without
+        it are foreign.
     :param rank: The rank that this copy is for.
     :param members: All members, in rank order.
     :param mtu: Bytes of the IP packet that the links carry.
-    :param capacity: Most float32 elements in one collective.
-    :param yields: Times that a wait gives way to other processes before it sleeps (in-kernel
-        all-reduces): sleep and interrupt cost more than a small collective takes, where all ranks
-        come at once.
+    :param capacity: Maximum number of float32 elements in one collective.
+    :param yields: Times that a wait yields to other processes before it sleeps (in-kernel
+        all-reduces): if all ranks enter at once, sleep and interrupt cost more than a small
+        collective.
     :param rendezvous: Directory that all ranks can write (the run's), for backends that meet
         through files.
-    :raises SpecError: A field is outside of what is allowed here.
+    :raises SpecError: A field is out of range.
     """
 
     group_id: int = Field(ge=0, le=MAX_GROUP_ID)
@@ -117,17 +117,17 @@ class GroupSpec(CollectiveOptions):
 def make_groups(
     hosts: Sequence[Any], *, group_id: int = 0, **options: Any
 ) -> tuple[GroupSpec, ...]:
-    """Make one `GroupSpec` a rank for a group of hosts.
+    """Make one `GroupSpec` per rank for a group of hosts.
 
-    The cookie is drawn anew by every call, and not from a seed: sequence numbers begin with 1 in
-    every group, so with the same cookie the frames of an earlier one would be good ones. Nothing
-    that is measured depends on it.
+    Every call draws a new cookie, independent of any seed: sequence numbers start at 1 in every
+    group, so with the same cookie the frames of an earlier group would be valid. No measurement
+    depends on it.
 
     :param hosts: The group's hosts in rank order (`HostPlan`, or anything with `name`, `ip` and
         `mac`).
     :param options: Further fields of `GroupSpec`.
     :returns: The specs in rank order.
-    :raises SpecError: As `GroupSpec`.
+    :raises SpecError: As in `GroupSpec`.
     """
     members = tuple(Member(rank, host.name, host.ip, host.mac) for rank, host in enumerate(hosts))
     first = GroupSpec(

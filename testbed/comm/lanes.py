@@ -1,5 +1,5 @@
-"""Lanes in C, a pass each over memory, for large arrays (``testbed/native/lanes.c``). Reference:
-`testbed.protocol.lanes`.
+"""Lanes in C, for large arrays, in one pass over memory each (``testbed/native/lanes.c``).
+Reference model: `testbed.protocol.lanes`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["NativeLanes"]
 class NativeLanes:
     """One format of lanes.
 
-    Addresses are those of C-contiguous arrays; the caller keeps them alive and large enough.
+    Addresses are those of C-contiguous arrays; the caller makes sure that they stay alive and are
+    large enough.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -53,8 +54,8 @@ class NativeLanes:
     ) -> float:
         """Quantize into chunks of ``per_chunk`` lanes and a word, ``stride`` bytes apart.
 
-        The word of whole chunks becomes their check, and the sum of all their words goes into their
-        record.
+        The extra word of each full chunk becomes its check, and the sum of all its words goes into
+        its record.
 
         :returns: The largest magnitude.
         """
@@ -65,16 +66,16 @@ class NativeLanes:
         )
 
     def seal(self, chunk: int, length: int, record: int) -> None:
-        """Set a chunk's last word to the check of what is before it, and the sum of all words in
-        its record.
+        """Set a chunk's last word to the check of the words before it, and its record's sum to that
+        of all words.
         """
         _library().seal(chunk, length, record)
 
     def dequantize(
         self, sums: int, count: int, stride: int, per_chunk: int, out: int, exponent: int
     ) -> int:
-        """Sums of chunks to ``count`` float32, as far as whole chunks are what their checks say;
-        how many chunks that is.
+        """Convert sums in chunks to ``count`` float32, up to the first chunk that fails its check;
+        return the number of chunks converted.
         """
         return int(
             _library().dequantize(self._address, sums, count, stride, per_chunk, out, exponent)

@@ -11,8 +11,8 @@ __all__ = ["read_counters"]
 def read_counters(ifname: str) -> Counters:
     """Read a device's cumulative counters of sent frames, and TCP's of retransmitted segments.
 
-    ``/proc/net`` is of the reader's own network namespace whatever is mounted on /sys. A socket
-    buffer that the device takes whole because of TSO counts as one packet with one header.
+    ``/proc/net`` shows the reader's own network namespace, whatever is mounted on /sys. With TSO, a
+    socket buffer that the device takes in one piece counts as one packet with one header.
 
     :raises FabricError: The namespace has no such device.
     """

@@ -1,9 +1,9 @@
 """The options of collectives, each defined once with its bounds, default and meaning.
 
-Groups, scenario files, benches and soaks embed these models; the command line's flags are made of
-them (`testbed.cli.options`). Defaults are what most users want; where one of those differs, it says
-so beside the name. Constraints that are no bounds of one option are checked by what takes them.
-Light: imported for help texts.
+Groups, scenario files, benches and soaks embed these models; the command line's flags are generated
+from them (`testbed.cli.options`). Defaults suit most of these users; a user with another default
+states it beside the name. Constraints that involve more than one option are checked where the
+options are used. Light: imported for help texts.
 """
 
 from typing import Annotated, Literal
@@ -35,7 +35,7 @@ AffinityOf = Annotated[
 
 
 class GroupOptions(Table):
-    """On what terms ranks work together, whatever the collective."""
+    """The options that all collectives have."""
 
     lanes: LanesOf = "int32"
     window: Window = 8

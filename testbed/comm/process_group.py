@@ -1,4 +1,4 @@
-"""A process group of torch.distributed's gloo, for collectives and exchanges alike."""
+"""A process group of torch.distributed's gloo, for both collectives and exchanges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PEER = re.compile(r"\[?(\d+\.\d+\.\d+\.\d+)\]?:\d+")
 
 
 def check_rendezvous(spec: GroupSpec) -> None:
-    """Check that there is a place to meet.
+    """Check that there is a rendezvous directory.
 
     :raises SpecError: There is none.
     """
@@ -28,22 +28,26 @@ def check_rendezvous(spec: GroupSpec) -> None:
 
 
 def make_process_group(spec: GroupSpec, ifname: str) -> Any:
-    """Meet the other ranks and return a ``ProcessGroupGloo``.
+    """Connect to the other ranks and return a ``ProcessGroupGloo``.
 
-    Made by its class: ``init_process_group`` has one world a process, makes groups only with all of
-    its ranks, while here groups over any hosts come and go alone. The device is named, as
-    ``GLOO_SOCKET_IFNAME`` would: gloo's own choice is what the host's name resolves to.
+    It is created directly, because ``init_process_group`` allows one world per process and creates
+    groups only with all of its ranks, whereas here groups of any hosts come and go independently.
+    The device is named explicitly, as with ``GLOO_SOCKET_IFNAME``; by default gloo uses the address
+    to which the host's name resolves.
 
-    :raises CollectiveError: A rank did not come within the timeout.
+    :raises CollectiveError: A rank did not connect within the timeout.
     """
     timeout = datetime.timedelta(seconds=spec.timeout)
     path = Path(spec.rendezvous) / f"gloo-{spec.group_id}-{spec.cookie:016x}"
     store: Any = dist.FileStore(str(path), spec.size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timeout
-    options._threads = 1  # one collective at a time; more threads only wait
-    options._devices = [dist.ProcessGroupGloo.create_device(interface=ifname)]
+    # torch has no public way to choose a device.
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+    options._timeout = timeout  # noqa: SLF001
+    # One collective at a time: more threads only wait.
+    options._threads = 1  # noqa: SLF001
+    device = dist.ProcessGroupGloo.create_device(interface=ifname)
+    options._devices = [device]  # noqa: SLF001
     try:
         return dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
     except RuntimeError as error:
@@ -51,7 +55,7 @@ def make_process_group(spec: GroupSpec, ifname: str) -> Any:
 
 
 def explain(error: RuntimeError, spec: GroupSpec, what: str = "failed") -> CollectiveError:
-    """Name the rank whose address gloo's message has, if it has one."""
+    """Name the rank whose address is in gloo's message, if there is one."""
     text = str(error).strip().splitlines()[0]
     ranks = {member.ip: member for member in spec.members}
     for ip in _PEER.findall(text):

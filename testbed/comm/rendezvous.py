@@ -1,10 +1,10 @@
-"""How ranks meet over TCP: who listens, who calls, and the handshakes that tell a member's
+"""How ranks connect over TCP: who listens, who calls, and the handshakes that tell a member's
 connection from a foreign one.
 
 A caller sends its handshake first, and the rank that it has called answers with its own. A
 handshake holds the group's cookie, the sender's rank, and the purpose of the connection. One loop
 serves all connections at once, so a client that sends nothing, sends slowly, or sends something
-else delays nobody.
+else delays no other.
 """
 
 from __future__ import annotations
@@ -29,16 +29,12 @@ Call = tuple[int, int]
 """
 Connections = dict[Call, socket.socket]
 
-BASE_PORT = 20000  # plus the group's id: below the kernel's ephemeral range (32768..)
-MOST_PENDING = (
-    128  # accepted connections without a complete handshake; the oldest makes room for the next
-)
+BASE_PORT = 20000  # plus the group's id; below the kernel's ephemeral range (32768..)
+MOST_PENDING = 128  # accepted connections with incomplete handshakes; a new one replaces the oldest
 
 # seconds; if SYN and handshake are lost, TCP retransmits the latter after 3 s (RFC 6298, 5.7)
 _HANDSHAKE_TIMEOUT = 10.0
-_RETRY = (
-    0.005  # seconds until a member that does not listen yet, or that has hung up, is called again
-)
+_RETRY = 0.005  # seconds until a member that is not listening yet, or has hung up, is called again
 _HANDSHAKE = struct.Struct("!8sQHBB")  # magic, cookie, group, rank, channel
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
@@ -46,7 +42,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 class Rendezvous:
     """One rank at the rendezvous of a group. Its deadline is the group's timeout, from now on.
 
-    :param name: The backend's, for errors and for handshakes, which have room for 8 letters.
+    :param name: The backend's name, for errors and for handshakes, which have room for 8 letters.
     :param spec: The group, as this rank sees it.
     :param buffer_bytes: Socket buffers of the connections (doubled by the kernel, see socket(7)).
     :param stack: Closes the connections.
@@ -72,12 +68,12 @@ class Rendezvous:
     def connect(
         self, calls: Collection[Call], callers: Collection[Call]
     ) -> tuple[Connections, Connections]:
-        """Call members, who need not listen yet, and answer others, until all connections are
-        there.
+        """Call members, which need not be listening yet, and answer others, until all connections
+        are complete.
 
-        :param calls: Whom this rank calls; `callers`: who calls it.
-        :returns: The connections of either kind.
-        :raises CollectiveError: The port is taken, or a member was not there in time; the text
+        :param calls: The members that this rank calls; `callers`: those that call it.
+        :returns: All connections.
+        :raises CollectiveError: The port is taken, or a member did not connect in time; the text
             names it.
         """
         with _Meeting(self, calls, callers) as meeting:
@@ -98,10 +94,10 @@ class Rendezvous:
         return member.ip, BASE_PORT + self.spec.group_id
 
     def open(self) -> socket.socket:
-        """Return a new socket that does not block."""
+        """Return a new non-blocking socket."""
         sock = socket.socket()
         sock.setblocking(False)
-        # The forced ones pass the sysctls net.core.{w,r}mem_max, given CAP_NET_ADMIN.
+        # With CAP_NET_ADMIN, the forced options exceed the sysctls net.core.{w,r}mem_max.
         for force, plain in (
             (_SO_SNDBUFFORCE, socket.SO_SNDBUF),
             (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
@@ -126,7 +122,7 @@ class Rendezvous:
 class _Pending:
     """A connection whose handshakes are not complete.
 
-    :param until: When it is given up.
+    :param until: When it is abandoned.
     :param call: The member and channel that it calls; None: it was accepted.
     :param sent: Whether this rank, as the caller, has sent its handshake.
     :param received: The part of the other's handshake that has arrived.
@@ -174,7 +170,7 @@ class _Meeting(Closing):
         self._selector.close()
 
     def wait(self) -> tuple[Connections, Connections]:
-        """Return all connections when they are there; see `Rendezvous.connect`."""
+        """Return all connections once they are complete; see `Rendezvous.connect`."""
         while len(self._called) < len(self._calls) or len(self._accepted) < len(self._callers):
             now = time.monotonic()
             if now >= self._rendezvous.deadline:
@@ -221,7 +217,7 @@ class _Meeting(Closing):
         pending = _Pending(sock, time.monotonic() + _HANDSHAKE_TIMEOUT)
         self._pending.append(pending)
         self._selector.register(sock, selectors.EVENT_READ, pending)
-        self._proceed(pending)  # most send their handshake at once
+        self._proceed(pending)  # most clients send their handshake at once
 
     def _proceed(self, pending: _Pending) -> None:
         """Send or receive as much of a handshake as is possible now."""

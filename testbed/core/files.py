@@ -59,5 +59,5 @@ def read_regular(path: Path, most: int) -> bytes:
 def _check_kind(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise SpecError(
-            f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}: must be a regular file"
+            f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}: must be a regular file"
         )

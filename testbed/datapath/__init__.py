@@ -1,4 +1,4 @@
-"""Which programs the links of a fabric carry: the dispatcher of a host, and the program of a
+"""The programs attached to the links of a fabric: the dispatcher of a host, and the program of a
 switch.
 """
 

@@ -37,7 +37,7 @@ class Dispatcher:
 
     @classmethod
     def of(cls, context: WorkerContext) -> Self:
-        """The worker's own, made and attached when it is first asked for."""
+        """The worker's own dispatcher, created and attached on first use."""
         if (found := context.find(cls)) is None:
             found = context.keep(cls())
             context.resources.callback(found.close)
@@ -45,7 +45,7 @@ class Dispatcher:
         return found
 
     def attach(self) -> None:
-        """Attach to link and doorbell; attached already is no error."""
+        """Attach to link and doorbell; does nothing if already attached."""
         if not self._links:
             programs = {
                 LINK: "dispatch_link",
@@ -64,7 +64,9 @@ class Dispatcher:
             )
 
     def detach(self) -> None:
-        """Leave the devices to the network stack; groups stay, and work again once attached."""
+        """Detach, which leaves the devices to the network stack; groups stay, and work again once
+        attached.
+        """
         self._link = None
         while self._links:
             self._links.pop().close()
@@ -74,9 +76,9 @@ class Dispatcher:
         """Run another program first on frames that arrive on the link. Neither change loses a
         frame.
 
-        :param program: It goes on by a tail call.
-        :param behind: To this map's first program, which is the dispatcher's.
-        :raises CollectiveError: The link is the network stack's.
+        :param program: The program; it must continue with a tail call.
+        :param behind: The map of its tail calls; its first entry becomes the dispatcher's program.
+        :raises CollectiveError: No program of the testbed is attached to the link.
         """
         if self._link is None:
             raise CollectiveError(
@@ -101,8 +103,8 @@ class Dispatcher:
     ) -> None:
         """Hand a group's frames to its programs.
 
-        :param send: A TC program, for what `doorbell` passes on.
-        :raises CollectiveError: The host is in a group of that number already.
+        :param send: A TC program, for the frames that `doorbell` passes.
+        :raises CollectiveError: The host is already in a group with that number.
         """
         for table, program in (("groups", link), ("doorbells", doorbell), ("executors", execute)):
             try:
@@ -118,13 +120,13 @@ class Dispatcher:
             self._object.maps["senders"].update(group, send.fd)
 
     def remove(self, group: int) -> None:
-        """From here on the group's frames are strangers."""
+        """Forget a group: from here on, its frames count as foreign."""
         for table in ("groups", "doorbells", "executors", "senders"):
             self._object.maps[table].delete(group)
 
     @property
     def strangers(self) -> int:
-        """Frames of the ring's port for groups that this host is not in."""
+        """Number of frames to the ring's port for groups that this host is not in."""
         data = self._object.maps["strangers"].lookup(0)
         return sum(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8))
 

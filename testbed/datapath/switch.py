@@ -31,15 +31,15 @@ class SwitchProgram:
 def attach(context: WorkerContext, flooding: int) -> None:
     """Attach the program to all ports of this switch; nothing if it is.
 
-    A switch of kind ``bridge`` gets it without a forwarding table, which it does not lose either,
-    so that every frame goes on to the bridge: a veth only takes what its peer's program sends back
-    by XDP_TX while it has a program itself (``veth_xdp_flush`` in drivers/net/veth.c does not wake
-    its NAPI otherwise, GRO or not).
+    A switch of kind ``bridge`` gets it without a forwarding table, and never loses one, so that
+    every frame goes on to the bridge. It needs a program because a veth only receives what its
+    peer's program sends back with XDP_TX while it has a program itself (otherwise
+    ``veth_xdp_flush`` in drivers/net/veth.c does not wake its NAPI, with or without GRO).
 
     :param flooding: Number of the switch's map ``flooding``.
     :raises KernelError: The kernel refused the program or its attachment.
     """
-    from testbed.kernel import BpfObject, Map  # numpy: not in workers that never get here
+    from testbed.kernel import BpfObject, Map  # imports numpy, which other workers do not need
 
     if context.find(SwitchProgram):
         return
@@ -81,7 +81,7 @@ def fill(context: WorkerContext, program: BpfObject) -> None:
 
 
 def detach(context: WorkerContext) -> None:
-    """Detach the program; nothing if it is not attached."""
+    """Detach the program; does nothing if it is not attached."""
     if attached := context.drop(SwitchProgram):
         attached.attachment.close()
 
@@ -89,7 +89,7 @@ def detach(context: WorkerContext) -> None:
 def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:
     """Frames and bytes that the program has redirected out of each port since it was attached.
 
-    Under 0, those that it left to the bridge. Empty while it is not attached.
+    Entry 0 counts those that it left to the bridge. Empty while the program is not attached.
     """
     import numpy as np
 

@@ -15,13 +15,13 @@ __all__ = ["Adjacency"]
 
 
 class Adjacency:
-    """A sparse matrix of which rows are targets and columns are sources.
+    """A sparse matrix whose rows are targets and whose columns are sources.
 
-    The product is C (``testbed/native/aggregate.c``): from 16 to 512 columns it takes half of the
+    The product is in C (``testbed/native/aggregate.c``): for 16 to 512 columns it takes half the
     time of scipy's or torch's.
 
     :param indptr: int64, shape (n + 1,).
-    :param indices: int32: rows of the matrix that is aggregated.
+    :param indices: int32: row numbers in the matrix that is aggregated.
     :param weights: float32, one per entry of `indices`, or None: only for ``weighted``.
     :param dim: Columns of that matrix.
     """
@@ -34,7 +34,7 @@ class Adjacency:
         dim: int,
         aggregation: Aggregation,
     ) -> None:
-        self._arrays = indptr, indices, weights  # which the structure points to
+        self._arrays = indptr, indices, weights  # kept alive because the structure points to them
         self._how = constant(f"ADJACENCY_{aggregation.upper()}")
         self._call = load("aggregate").aggregate
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
@@ -51,6 +51,6 @@ class Adjacency:
     def aggregate(self, rows: Embeddings, out: Embeddings) -> None:
         """Aggregate rows; both matrices are C-contiguous float32 with `dim` columns.
 
-        :param out: Shape (n, dim): 0 (``max``: -inf) where a target has no sources.
+        :param out: Shape (n, dim): 0 (``max``: -inf) for a target without sources.
         """
         self._call(self._struct.address, self._how, rows.ctypes.data, out.ctypes.data)

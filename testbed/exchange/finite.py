@@ -16,7 +16,7 @@ _absmax = NativeLanes(Lanes(32, 1)).absmax
 
 
 def all_finite(x: Embeddings) -> bool:
-    """Tell whether no value of a C-contiguous array is infinite or NaN."""
+    """Tell whether all values of a C-contiguous array are finite."""
     return bool(np.isfinite(_absmax(x.ctypes.data, x.size)))
 
 

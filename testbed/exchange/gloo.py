@@ -1,4 +1,4 @@
-"""``gloo``: torch.distributed's all-gather of all embeddings, needed or not."""
+"""``gloo``: torch.distributed's all-gather of all embeddings, whether needed or not."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class GlooGather(Exchange):
     """All-gather of every rank's rows, padded to the largest share, then aggregation of the rows
     that this rank needs.
 
-    One more row says whether they are finite, so that all ranks raise the same error, and the
-    exchange can be used again. The adjacency counts rows of what is gathered, where gloo puts them:
+    An extra row says whether they are finite, so that all ranks raise the same error, and the
+    exchange can be used again. The adjacency refers to rows of the gathered matrix in place, so
     nothing is copied.
 
     Phases: ``send`` is checking and copying to gloo's input, ``wait`` the all-gather.
@@ -43,12 +43,14 @@ class GlooGather(Exchange):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet through a file in the rendezvous directory; see `Exchange.connect`."""
+        """Connect through a file in the rendezvous directory; see `Exchange.connect`."""
         spec, halo = self.spec, self.spec.halo
         apply_affinity(spec.group)
         self._base = read_counters(self.context.host.ifname)
         self._group = make_process_group(spec.group, self.context.host.ifname)
-        stride = max(halo.sizes) + 1  # behind the rows is the one that says whether they are finite
+        stride = (
+            max(halo.sizes) + 1
+        )  # after the rows comes the one that says whether they are finite
         columns = np.concatenate(
             [rank * stride + rows for rank, rows in enumerate(halo.positions)]
         ).astype(np.int32)
@@ -67,7 +69,8 @@ class GlooGather(Exchange):
         self._mine[-1] = not all_finite(x)
         copied = time.perf_counter()
         try:
-            self._group._allgather_base(
+            # The public function takes a list of tensors, and copies each.
+            self._group._allgather_base(  # noqa: SLF001
                 torch.from_numpy(self._all).view(-1), torch.from_numpy(self._mine).view(-1)
             ).wait()
         except RuntimeError as error:

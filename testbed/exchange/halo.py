@@ -16,20 +16,19 @@ __all__ = ["Halo", "make_halos"]
 
 @dataclass(frozen=True)
 class Halo:
-    """One rank's part of a graph whose vertices are dealt out to ranks.
+    """One rank's part of a graph whose vertices are distributed over ranks.
 
-    Positions count the rank's own vertices, 0..n-1, in ascending order of their numbers in the
-    graph. Halo vertices are neighbours that others own; they count 0..h-1, those of rank 0 first,
+    Positions number the rank's own vertices, 0..n-1, in ascending order of their numbers in the
+    graph. Halo vertices are neighbours that others own, numbered 0..h-1: those of rank 0 first, and
     each rank's in ascending order.
 
-    :param rank: Of `world`.
+    :param rank: This rank, of `world`.
     :param owned: int64, shape (n,): the rank's vertices, ascending.
     :param sends: For each rank, int64: the positions of the vertices that it needs, ascending; none
         for this rank.
-    :param sources: For each rank, int64: the vertices that this rank needs of it, ascending: what
-        it sends, in that order.
-    :param positions: For each rank, int64: the positions of these there, that is its `sends` to
-        this rank.
+    :param sources: For each rank, int64: the vertices that this rank needs from it, ascending,
+        which is the order in which they are sent.
+    :param positions: For each rank, int64: their positions there, that is its `sends` to this rank.
     :param sizes: For each rank, the number of vertices that it owns.
     :param indptr: int64, shape (n + 1,): the halo neighbours of position v are
         ``indices[indptr[v]:indptr[v + 1]]``.
@@ -72,13 +71,12 @@ def make_halos(
     world: int,
     weights: NDArray[np.float32] | None = None,
 ) -> tuple[Halo, ...]:
-    """Make every rank's halo.
+    """Make the halos of all ranks.
 
-    :param indptr: int64, shape (n + 1,): vertex v takes in messages of ``indices[indptr[v]:indptr[v
-        + 1]]``.
+    :param indptr: int64, shape (n + 1,): vertex v aggregates ``indices[indptr[v]:indptr[v + 1]]``.
     :param owner: Shape (n,): the rank that owns each vertex.
     :param weights: float32, one per entry of `indices`.
-    :raises SpecError: The owner of a vertex is no rank.
+    :raises SpecError: The owner of a vertex is not a rank.
     """
     n = len(indptr) - 1
     if len(owner) != n or (n and not 0 <= int(owner.min()) <= int(owner.max()) < world):
@@ -99,7 +97,7 @@ def make_halos(
 
 
 class _Part:
-    """A halo in the making: all but what it sends, which the others' needs say."""
+    """A halo without its `sends`, which depend on what the other ranks need."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The interface that every exchange keeps: open, connect, aggregate, count, close."""
+"""The interface of all exchanges: open, connect, aggregate, count, close."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
-"""What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot
-see.
+"""The parts of an exchange's time. An exchange leaves parts at zero that it does not have or cannot
+measure.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSpec:
-    """What one rank has to know to open an exchange; all but `group.rank` and `halo` are equal on
-    all ranks. Picklable.
+    """What one rank has to know to open an exchange; everything except `group.rank` and `halo` is
+    equal on all ranks. Picklable.
 
     An exchange is one direction of one layer: it is opened once, and used once or more per epoch.
 
-    :param group: Who takes part. Its id is the exchange's own: no backend and no other exchange at
-        the time has it.
+    :param group: The members. Its id is the exchange's own: no backend and no other exchange that
+        is open has it.
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
     :param bound: Of `ExchangeTerms`, as are `staleness` and `processing`.
-    :param exponent: All ranks' magnitudes are below ``2**exponent``, which then need not be agreed
-        on; None: they are agreed on every time. What is larger is an error (pinch).
-    :raises SpecError: A field is outside of what is allowed here.
+    :param exponent: All ranks' magnitudes are below ``2**exponent``, so ranks need not agree on a
+        scale; larger ones are an error (pinch). None: ranks agree every time.
+    :raises SpecError: A field is out of range.
     """
 
     group: GroupSpec
@@ -113,9 +113,10 @@ class Exchange(Closing):
 
     @abstractmethod
     def connect(self) -> None:
-        """Meet the other ranks; all ranks call it.
+        """Connect to the other ranks; all ranks call it.
 
-        :raises CollectiveError: A rank did not come within the group's timeout; the text names it.
+        :raises CollectiveError: A rank did not connect within the group's timeout; the text names
+            it.
         """
 
     def aggregate(self, x: Embeddings, out: Embeddings | None = None) -> Embeddings:
@@ -123,9 +124,9 @@ class Exchange(Closing):
         ranks call it.
 
         :param x: C-contiguous float32 of shape (owned vertices, dim): all of this rank's
-            embeddings, left as they are.
-        :param out: Where the aggregates go, an array of the same shape that can be written; None
-            for a new one.
+            embeddings, which stay unchanged.
+        :param out: Where the aggregates go: a writable array of the same shape, or None for a new
+            one.
         :returns: `out`. A vertex without neighbours elsewhere has 0 (``max``: -inf).
         :raises SpecError: An array has the wrong type, layout or shape, or `out` is read-only or
             overlaps `x`; nothing has been sent.
@@ -144,14 +145,14 @@ class Exchange(Closing):
 
     @abstractmethod
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
-        """Do what `aggregate` says, with checked arrays."""
+        """Implement `aggregate` for checked arrays."""
 
     @abstractmethod
     def counters(self) -> Counters:
         """What this rank has sent since `connect`, cumulative."""
 
     def measures(self) -> dict[str, float]:
-        """What this exchange counts besides, cumulative since `connect`, by metric:
+        """Further counts of this exchange, cumulative since `connect`, by metric:
         ``redundant_bytes``, ``cache_hits``, ...
         """
         return {}

@@ -2,12 +2,13 @@
 over them.
 
 There is one connection per pair, opened once. The loop is C (``testbed/native/mesh.c``): it
-gathers, sends and receives for all peers at once, and what it receives goes straight to its place
+gathers, sends and receives for all peers at once, and stores received rows directly in their place
 in the matrix of halo vertices.
 
-A rank that gives up says on all its connections whom it blames, so that the others name the same
-rank and not the one that closed on them. Before it blames a rank for being silent, it says that it
-waits: the rank that others wait for may only wait for yet another.
+A rank that gives up sends a note with the rank at fault on all its connections, so that the others
+name the same rank, and not the one that closed its connection. Before it blames a rank for being
+silent, it sends a note that it is waiting, because the rank that others are waiting for may itself
+be waiting for another.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["Mesh"]
 # 4 ranks on 2 cores, 2.4 MB to each peer: an exchange took as long with buffers of 1 MiB, longer
 # with less, and as long with chunks of 256 KiB; but the larger, the fewer system calls.
 BUFFER_BYTES = 4 << 20  # so that messages of common sizes are handed to the kernel at once
-CHUNK_BYTES = 1 << 20  # of rows gathered at once
+CHUNK_BYTES = 1 << 20  # rows gathered at once
 
 _NOTE = constant("MESH_NOTE")
 _HEADER = dtype("mesh_header")
@@ -54,13 +55,13 @@ class _Outcome(IntEnum):
 
 
 class Mesh(Closing):
-    """One rank's connections to its peers: the ranks that it needs vertices of, or that need
-    vertices of it.
+    """One rank's connections to its peers: the ranks from which it needs vertices, or which need
+    vertices from it.
 
     :param name: The exchange's, for errors.
-    :param pull: Whether rows are asked for, by the numbers of their vertices, or sent unasked.
+    :param pull: Whether rows are requested by the numbers of their vertices, or sent unrequested.
     :param matrix: Shape (halo vertices, dim), C-contiguous: where the rows of others go.
-    :raises CollectiveError: A peer did not come within the group's timeout; the text names it.
+    :raises CollectiveError: A peer did not connect within the group's timeout; the text names it.
     """
 
     def __init__(self, name: str, spec: ExchangeSpec, pull: bool, matrix: Embeddings) -> None:
@@ -72,7 +73,7 @@ class Mesh(Closing):
         self._group = group
         self._grace = min(
             1.0, group.timeout / 4
-        )  # for a rank that is waited for to say that it waits, too
+        )  # time for a rank that others wait for to say that it is waiting, too
         patience = group.timeout - self._grace
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
@@ -104,7 +105,9 @@ class Mesh(Closing):
         #: Whether any peer needs a vertex of this rank's.
         self.sends = any(map(len, halo.sends))
         first = np.cumsum([0, *(len(source) for source in halo.sources)])
-        self._arrays: list[NDArray[Any]] = [matrix]  # which the structures point to
+        self._arrays: list[NDArray[Any]] = [
+            matrix
+        ]  # kept alive because the structures point to them
         for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
             requests, sends = (
                 np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends)
@@ -130,8 +133,8 @@ class Mesh(Closing):
         """Send what peers need of `x`, and fill the matrix with what they send.
 
         :param x: Shape (owned vertices, dim), C-contiguous.
-        :param nonfinite: Whether it has values that are not finite, which the peers are told.
-        :returns: Ranks of the peers whose embeddings have.
+        :param nonfinite: Whether it has values that are not finite; the peers are told.
+        :returns: Ranks of the peers that have such values.
         :raises CollectiveError: A peer failed; the text names it. The mesh cannot be used any more.
         """
         self._mesh.exchange += 1
@@ -160,10 +163,10 @@ class Mesh(Closing):
         )
 
     def _ask_why(self, index: int, waits: bool) -> tuple[_Outcome, int]:
-        """Find out whether a peer that nothing comes from is at fault, or waits itself and knows
-        better.
+        """Find out whether a silent peer is at fault, or is itself waiting and knows the rank at
+        fault.
 
-        :param waits: Whether it has said so.
+        :param waits: Whether it has said that it is waiting.
         """
         self._tell(_Outcome.WAITING, self._group.rank)
         sock, peer, rank = self._sockets[index], self._peers[index], self._ranks[index]
@@ -194,7 +197,7 @@ class Mesh(Closing):
             _Outcome.GONE: "has closed its connection or died",
             _Outcome.SILENT: f"was silent for {self._group.timeout:g} s",
             _Outcome.FOREIGN: (
-                "sent what is not due: ranks differ in halos, dim, or how often they call"
+                "sent unexpected data: ranks differ in halos, dim, or number of calls"
             ),
             _Outcome.UNKNOWN_VERTEX: "asked a rank for a vertex that it does not own",
         }[outcome]

@@ -18,16 +18,16 @@ __all__ = ["EXCHANGES", "ExchangeEntry", "modules_of", "open_exchange"]
 
 @dataclass(frozen=True, slots=True)
 class ExchangeEntry(Entry):
-    """Where an exchange is and what it is.
+    """Where to find an exchange, and its properties.
 
-    :param all_reduce: The backend that sums weight gradients beside it.
+    :param all_reduce: The backend that sums weight gradients with it.
     """
 
     all_reduce: str = "tcp-ring"
 
 
 def exchange_of(found: Any) -> ExchangeEntry:
-    """Make the entry of a class that another package brings."""
+    """Make the entry of a class from another package."""
     return ExchangeEntry(
         **asdict(entry_of(found)), all_reduce="xdp-ring" if found.needs == "xdp" else "tcp-ring"
     )
@@ -65,7 +65,7 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """Name what the hosts' workers import for exchanges."""
+    """Return the modules that the hosts' workers import for exchanges."""
     return [EXCHANGES[name].module for name in names]
 
 

@@ -25,13 +25,13 @@ __all__ = ["TcpExchange", "TcpPull", "TcpPush"]
 
 
 class TcpExchange(Exchange):
-    """Exchange of rows over a `Mesh`, aggregated when all have come.
+    """Exchange of rows over a `Mesh`, aggregated when all have arrived.
 
     Values that are not finite end `aggregate` on the rank that has them, if others need any of its
     vertices, and on those others; the exchange can be used again. After any other error it cannot.
 
-    Phases: ``send`` is checking, gathering and handing to the kernel, ``wait`` everything else
-    until the rows of others are there, so receiving, too.
+    Phases: ``send`` is checking, gathering and handing over to the kernel; ``wait`` is everything
+    else until the rows of others have arrived, including receiving.
     """
 
     pull: ClassVar[bool]
@@ -48,7 +48,7 @@ class TcpExchange(Exchange):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet the ranks that this one shares edges with; see `Exchange.connect`."""
+        """Connect to the ranks with which this one shares edges; see `Exchange.connect`."""
         apply_affinity(self.spec.group)
         self._base = read_counters(self.context.host.ifname)
         self._mesh = Mesh(self.name, self.spec, self.pull, self._matrix)
@@ -67,7 +67,7 @@ class TcpExchange(Exchange):
         except CollectiveError as error:
             self._failure = str(
                 error
-            )  # connections stay open: to close them could take back what the others are told
+            )  # connections stay open: closing them could discard data that others need
             raise
         received = time.perf_counter()
         sending = mesh.send_seconds - sent
@@ -93,12 +93,12 @@ class TcpPull(TcpExchange):
     """``tcp-pull``: every rank asks the owners for the vertices that it needs and waits, as DistDGL
     does.
 
-    A request with vertices' numbers (int64) and an answer with their rows, an owner and exchange.
-    Zheng et al., "DistDGL: Distributed Graph Neural Network Training for Billion-Scale Graphs", IA3
-    2020: the key-value store's pull sends vertices' numbers to their owners, one request each, and
-    blocks until the rows are there. There, servers are processes of their own; here a rank serves
-    while it waits, until all that need vertices of it have them, and a request for the exchange to
-    come waits in the socket until this rank has called.
+    One request with vertices' numbers (int64) and one answer with their rows per owner and
+    exchange. Zheng et al., "DistDGL: Distributed Graph Neural Network Training for Billion-Scale
+    Graphs", IA3 2020: the key-value store's pull sends vertices' numbers to their owners, one
+    request each, and blocks until the rows have arrived. DistDGL's servers are separate processes;
+    here a rank serves while it waits, until all ranks that need its vertices have them, and a
+    request for the next exchange waits in the socket until this rank has entered it.
     """
 
     name: ClassVar[str] = "tcp-pull"

@@ -1,4 +1,4 @@
-"""Mininet hosts, links and switches, and what removes them."""
+"""Mininet hosts, links and switches, and their clean-up."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,8 @@ __all__ = ["Datapath", "Fabric"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import Mininet and pyroute2 when they are asked for: workers use modules of this package that
-    need neither.
+    """Import Mininet and pyroute2 on first use: workers use modules of this package that need
+    neither.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

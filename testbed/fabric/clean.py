@@ -1,4 +1,4 @@
-"""Remove what runs have left whose controllers were killed, and nothing else."""
+"""Remove what runs with killed controllers have left behind, and nothing else."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -18,23 +18,27 @@ class Leftovers:
     """The remains of one run that were removed.
 
     :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces
-        go with them.
+        disappear with them.
     :param files: Control groups, directories and the state file.
+    :param results: The folder that it was writing its results into, which stays.
     :param error: Why nothing was removed, if nothing was.
     """
 
     run_id: str
     processes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    results: str | None = None
     error: str | None = None
 
 
 def clean(root: Path = ROOT) -> list[Leftovers]:
-    """For each state file of a dead controller, kill the processes it lists, remove its
-    directories, and it. What failed controllers have left word of is forgotten.
+    """For each state file of a dead controller, kill the processes that it lists, and remove its
+    directories and the file itself. Also remove the recorded errors of failed controllers.
 
     A process is only killed if its start time is the listed one, or if it has the run's id in its
-    environment; a directory is only removed if it is the run's own, inside of ``root``.
+    environment; a directory is only removed if it belongs to the run and is inside ``root``.
+
+    Results stay; they are named.
 
     :param root: Directory of state files.
     """
@@ -51,8 +55,7 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
         if state.controller.alive:
             continue
         killed = {entry.pid: entry for entry in kill(state.processes)}
-        # Their children are found by the run's id; once more, for those that were started
-        # meanwhile.
+        # Children are found by the run's id, and once more for those started meanwhile.
         for _ in range(2):
             killed |= {
                 entry.pid: entry
@@ -65,6 +68,8 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
             if directory == root / file.run_id and directory.is_dir():
                 shutil.rmtree(directory)
                 left.files.append(str(directory))
+        if state.results and Path(state.results).is_dir():
+            left.results = state.results
         file.remove()
         left.files.append(str(file.path))
         removed.append(left)

@@ -1,6 +1,4 @@
-"""A fabric: hosts, links and switches of a plan, built with Mininet, and all that removes them
-again.
-"""
+"""A fabric: the hosts, links and switches of a plan, built with Mininet, and their removal."""
 
 import os
 import shutil
@@ -39,22 +37,30 @@ _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
 class Fabric:
-    """Hosts, links and switches, from entering the context until leaving it.
+    """Hosts, links and switches, which exist while the context is entered.
 
     While it is up, SIGTERM and SIGHUP raise ``SystemExit`` in the main thread, as SIGINT raises
-    ``KeyboardInterrupt``, so that they, too, leave the context.
+    ``KeyboardInterrupt``, so that they leave the context as well.
 
     :param plan: What to build.
-    :param run_id: Name of the run, unique on this machine; a random one where not given.
+    :param run_id: Name of the run, unique on this machine; random if not given.
     :param root: Where state files are kept.
-    :param kept: It stays up to be worked on: `testbed exec` and `down` mean it where no run is
+    :param kept: It stays up for interactive use: `testbed exec` and `down` use it if no run is
         named.
+    :param results: The folder that the run writes its results into: if the controller is killed,
+        `testbed clean` names it.
     """
 
     def __init__(
-        self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT, kept: bool = False
+        self,
+        plan: FabricPlan,
+        run_id: str | None = None,
+        root: Path = ROOT,
+        kept: bool = False,
+        results: Path | None = None,
     ) -> None:
         self.plan = plan
+        self._results = results
         self._kept = kept
         self.run_id = run_id or new_run_id()
         self.state = StateFile(self.run_id, root)
@@ -66,7 +72,7 @@ class Fabric:
         self._datapath: Datapath = "sockets"
         self._faults = False
         self._flooding: dict[str, Map] = {}
-        self._flooding_lock = threading.Lock()  # the timeline's thread asks, too
+        self._flooding_lock = threading.Lock()  # the timeline's thread calls it, too
 
     def __enter__(self) -> Self:
         require_root()
@@ -80,8 +86,9 @@ class Fabric:
                 self.plan.to_dict(),
                 directories=[str(self.directory)],
                 kept=self._kept,
+                results=str(self._results.resolve()) if self._results else None,
             )
-            with signals_later():  # what is made is on the stack before anything can interrupt
+            with signals_later():  # each resource is on the stack before a signal can interrupt
                 self.state.create(state)
                 stack.callback(self.state.remove)
                 self.directory.mkdir(mode=0o700)
@@ -114,20 +121,20 @@ class Fabric:
         """Prepare the links for in-kernel backends or sockets: the part of
         `testbed.datapath.set_datapath` without programs.
 
-        ``xdp``: every end of a link gets GRO, since a veth takes redirected frames only while it
-        has NAPI (``veth_xdp_xmit`` in drivers/net/veth.c), and hosts checksum what they send, since
-        CHECKSUM_PARTIAL does not survive a redirect. ``sockets``: offloads are as planned.
+        ``xdp``: every end of a link gets GRO, since a veth accepts redirected frames only while it
+        has NAPI (``veth_xdp_xmit`` in drivers/net/veth.c), and hosts compute checksums in software,
+        since CHECKSUM_PARTIAL does not survive a redirect. ``sockets``: offloads are as planned.
         """
         self._set_offloads(kind)
         self._datapath = kind
 
     def set_faults(self, active: bool) -> None:
-        """Turn offloads off while faults are in force, so that faults see frames as a wire carries
-        them.
+        """Turn offloads off while faults are in force, so that faults see frames as a real wire
+        would carry them.
 
-        Hosts segment and checksum what they send, and switches merge nothing that comes in: a rule
-        is about a frame, not about 64 KiB of TCP, and a corrupted segment fails its checksum. The
-        datapath stays as it is meanwhile.
+        Hosts segment and checksum in software, and switches do not merge incoming frames: a rule
+        applies to a frame, not to 64 KiB of TCP, and a corrupted segment fails its checksum. The
+        datapath must not change meanwhile.
         """
         self._faults = active
         self._set_offloads(self._datapath)
@@ -138,12 +145,11 @@ class Fabric:
         return self._faults
 
     def flooding(self, switch: str) -> Map:
-        """The map that tells all programs of a switch whether its forwarding table is lost; open
-        while the fabric is up.
+        """The map that tells all programs of a switch whether its forwarding table is lost; it is
+        open while the fabric is up.
 
-        It is made when it is first asked for, and this process's, so that what is in it holds for
-        programs to come, too, and any thread may write it: :func:`testbed.faults.flood.flooded`
-        does.
+        It is created on first use and owned by this process, so that it also applies to programs
+        attached later, and any thread may write it, as :func:`testbed.faults.flood.flooded` does.
 
         :raises SpecError: There is no such switch.
         :raises KernelError: The kernel refused the map.
@@ -166,14 +172,14 @@ class Fabric:
     def popen(
         self, node: str, command: Sequence[str], track: str, **options: Any
     ) -> "subprocess.Popen[Any]":
-        """Start a process inside a node's namespaces; it is in them on return, so that faults of
-        its host affect it.
+        """Start a process inside a node's namespaces. It has entered them on return, so that faults
+        of its host affect it.
 
         :param node: Name of a host or switch.
         :param command: Program and arguments.
-        :param track: What it is called in the state file.
+        :param track: Its name in the state file.
         :param options: As for :class:`subprocess.Popen`.
-        :raises FabricError: It did not get there.
+        :raises FabricError: It did not enter them in time.
         """
         process = subprocess.Popen(*self._inside(node, command, options), **options)
         self.track(track, process.pid)
@@ -193,14 +199,14 @@ class Fabric:
     def run(
         self, node: str, command: Sequence[str], **options: Any
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command inside a node's namespaces to its end: :func:`subprocess.run`, with text
-        output.
+        """Run a command inside a node's namespaces and wait for it: :func:`subprocess.run`, with
+        text output.
         """
         options = {"capture_output": True, "text": True, **options}
         return subprocess.run(*self._inside(node, command, options), **options)
 
     def track(self, name: str, pid: int) -> None:
-        """List a process in the state file: it is killed with the fabric."""
+        """List a process in the state file, so that it is killed with the fabric."""
         self.state.add_process(name, pid)
 
     def _inside(
@@ -212,13 +218,12 @@ class Fabric:
         return (["mnexec", "-a", str(self.nodes[name].pid), *command],)
 
     def _build(self) -> None:
-        # Mininet.init() would raise limits of the whole machine (net.core, kernel.pty) and leave
-        # them so.
+        # Mininet.init() would raise limits of the whole machine (net.core, kernel.pty) permanently.
         Mininet.inited = True
         net = Mininet(
             controller=None, host=Host, switch=Bridge, link=VethLink, intf=SilentIntf, build=False
         )
-        # Processes first and all at once: they start while the others do.
+        # Start all processes first, so that they start up in parallel.
         for host in self.plan.hosts:
             self.hosts[host.name] = net.addHost(host.name, fabric=self, plan=host)
         for switch in self.plan.switches:
@@ -247,7 +252,7 @@ class Fabric:
             of_host = {**of_host, "tx": False, "tso": False, "gso": False}
             if not (
                 kind == "xdp" and self.plan.switch_kind == "xdp"
-            ):  # there, the program meets frames before GRO does
+            ):  # there, the program gets frames before GRO
                 of_port = {**of_port, "gro": False}
         for host in self.hosts.values():
             host.namespace.offload(host.plan.ifname, **of_host)
@@ -260,18 +265,16 @@ class Fabric:
         (self.directory / "hosts").write_text("\n".join(lines) + "\n")
 
     def _terminate(self) -> None:
-        """Kill what runs in the namespaces, then what holds them."""
+        """Kill the processes that run in the namespaces, then those that hold them."""
         if threading.current_thread() is threading.main_thread():
-            for (
-                number
-            ) in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
+            for number in SIGNALS:  # another Ctrl-C must not stop the clean-up, which is short
                 signal.signal(number, signal.SIG_IGN)
         with (
             ExitStack() as stack
-        ):  # each step is taken even if one before it fails; the last one here is the first
+        ):  # each step runs even if another one fails; they run in reverse order
             stack.callback(
                 lambda: list(remove_groups(self.run_id))
-            )  # of a slowed host, if an interrupt kept it from its end
+            )  # the group of a slowed host, if an interrupt kept the fault from ending
             stack.callback(lambda: kill(processes_of(self.run_id)))
             for node in self.nodes.values():
                 stack.callback(node.terminate)
@@ -287,14 +290,14 @@ class Fabric:
 
         for number in SIGNALS:
             handler = signal.getsignal(number)
-            if handler is not None:  # None: it was set by C code, and cannot be set back
+            if handler is not None:  # None: it was set by C code, and cannot be restored
                 stack.callback(signal.signal, number, handler)
                 if number != signal.SIGINT:
                     signal.signal(number, leave)
 
 
 def _in_our_network(pid: int) -> bool:
-    """Whether a process is in this one's network namespace; not so if it has ended."""
+    """Whether a process is in this one's network namespace; false if it has ended."""
     with suppress(OSError):
         return os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
     return False

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-#: Offloads by the short names of ``ethtool -K``, as patterns of the kernel's own
+#: Offloads by the short names of ``ethtool -K``, as patterns of the kernel's names
 #: (net/ethtool/common.c). ETHTOOL_STSO and its like are not used: they leave
 #: tx-tcp-accecn-segmentation on.
 FEATURES = {
@@ -37,7 +37,7 @@ FEATURES = {
 class NetworkNamespace:
     """Sockets in the network namespace of process ``pid``. A context manager.
 
-    A socket belongs to the namespace that it was made in, wherever it is used from later.
+    A socket belongs to the namespace in which it was created, wherever it is used later.
     """
 
     def __init__(self, pid: int) -> None:
@@ -49,7 +49,7 @@ class NetworkNamespace:
             stack.callback(os.close, self.fd)
             # IPRoute(netns=...) would fork the controller for this.
             netlink = inside(self.fd, netlink_socket)
-            self.route = stack.enter_context(IPRoute(fileno=netlink.detach()))  # takes it over
+            self.route = stack.enter_context(IPRoute(fileno=netlink.detach()))  # takes ownership
             self._ethtool = inside(self.fd, IoctlEthtool)
             stack.callback(self._ethtool.close)
             self._stack = stack.pop_all()
@@ -79,7 +79,7 @@ class NetworkNamespace:
     def index(self, ifname: str) -> int:
         """Index of an interface.
 
-        :raises KernelError: There is none of this name.
+        :raises KernelError: There is no interface with this name.
         """
         indices: list[int] = self.request("link_lookup", ifname=ifname)
         if not indices:
@@ -89,7 +89,7 @@ class NetworkNamespace:
     def offload(self, ifname: str, **features: bool) -> None:
         """Switch offloads: ``ethtool -K <ifname> tso off ...``.
 
-        :param features: By the names in :data:`FEATURES`.
+        :param features: Named as in :data:`FEATURES`.
         :raises KernelError: The kernel refused it.
         """
         self._ethtool.change_ifname(ifname)
@@ -115,15 +115,15 @@ class NetworkNamespace:
 
 
 def netlink_socket() -> socket.socket:
-    """A socket for rtnetlink; a datagram one, which asyncio insists on and the kernel takes for a
-    raw one.
+    """A socket for rtnetlink. It is a datagram socket because asyncio insists on one; the kernel
+    treats it like a raw one.
     """
     return socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
 
 
 def inside(fd: int, function: Callable[[], T]) -> T:
-    """Run ``function`` in the network namespace ``fd``, in a thread of its own: setns(2) moves a
-    thread.
+    """Run ``function`` in the network namespace ``fd``, in a thread of its own, because setns(2)
+    moves the calling thread.
     """
     outcome: list[T] = []
     failure: list[BaseException] = []

@@ -46,7 +46,7 @@ __all__ = [
     "change_table",
 ]
 
-#: A host's doorbell: frames are sent into the first, XDP meets them at the second.
+#: A host's doorbell: frames are sent into the first device, and XDP receives them at the second.
 DOORBELL = ("doorbell0", "doorbell1")
 
 #: ``ip link add ... index``: see :meth:`VethLink.makeIntfPair`.
@@ -54,12 +54,12 @@ FIRST_INDEX = 100
 
 START_TIMEOUT = 10.0  # seconds
 
-# What is not in a bridge's table is dropped: nothing is learned, nothing is flooded.
+# Frames that are not in a bridge's table are dropped: no learning, no flooding.
 BRIDGE_PORT = {"learning": 0, "unicast_flood": 0, "mcast_flood": 0, "bcast_flood": 0}
-#: What of it is otherwise while a switch has lost its table.
+#: The options that differ while a switch has lost its table.
 FLOODING_PORT = {"unicast_flood": 1, "mcast_flood": 1, "bcast_flood": 1}
 
-# `cat` in place of the shell, so that the process id stays that of the namespaces' holder.
+# exec, so that `cat` keeps the process id of the namespaces' holder.
 HOLDER = ["mnexec", "-n", "sh", "-c", 'mount --bind "$1" /etc/hosts && exec cat', "holder"]
 
 
@@ -76,9 +76,9 @@ def carries_frames(link: Any) -> bool:
 def change_table(
     namespace: NetworkNamespace, verb: Literal["add", "del"], mac: str, index: int
 ) -> None:
-    """Add an entry to the table of a bridge, or take it away.
+    """Add an entry to the table of a bridge, or remove it.
 
-    :param index: Of the port where frames for ``mac`` leave.
+    :param index: ifindex of the port where frames for ``mac`` leave.
     """
     # bridge fdb add 02:00:0a:00:00:01 dev s1-eth1 master static
     namespace.request(
@@ -92,7 +92,7 @@ def change_table(
 
 
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
-    """A Mininet node that is a network and a mount namespace, held by a process that does nothing.
+    """A Mininet node that is a network namespace and a mount namespace, held by an idle process.
 
     :param fabric: The fabric that it belongs to.
     :param plan: Its plan.
@@ -109,7 +109,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         super().__init__(name, **params)
 
     def startShell(self, mnopts: str | None = None) -> None:
-        """Start the holder, which echoes a byte when its namespaces are there.
+        """Start the holder, which echoes a byte when its namespaces exist.
 
         It ends when its standard input does, so it does not outlive a controller that is killed.
         """
@@ -122,7 +122,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
             stderr=subprocess.PIPE,
             bufsize=0,
             env={**os.environ, RUN_VARIABLE: self.fabric.run_id},
-            start_new_session=True,  # a Ctrl-C at the terminal is the controller's
+            start_new_session=True,  # a Ctrl-C at the terminal is for the controller
         )
         self.shell: subprocess.Popen[bytes] | None = holder
         self.pid = holder.pid
@@ -132,7 +132,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
             holder.stdin.write(b"\n")
 
     def enter(self) -> None:
-        """Wait until the namespaces are there, and open sockets in them."""
+        """Wait until the namespaces exist, and open sockets in them."""
         assert self.shell
         assert self.shell.stdout
         assert self.shell.stderr
@@ -144,7 +144,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
                 f"the namespaces of {self.name} did not come up: {reason or 'no answer'}"
             )
         self.namespace = self._stack.enter_context(NetworkNamespace(self.pid))
-        # IPv6 would send router and neighbour solicitations of its own, which blur counters.
+        # IPv6 would send router and neighbour solicitations, which would distort counters.
         if os.path.exists("/proc/sys/net/ipv6"):
             self.namespace.sysctl(
                 {"ipv6.conf.all.disable_ipv6": 1, "ipv6.conf.default.disable_ipv6": 1}
@@ -164,7 +164,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         That is later than "up": the kernel's link watcher sees a carrier, then starts the device's
         queues and tells the bridge, which lets the port forward.
         """
-        # The loopback has no carrier, and the bridge's own is of no use here.
+        # The loopback has no carrier, and the bridge's own does not matter here.
         links = self.namespace.request("get_links")
         return all(
             carries_frames(link) for link in links if link.get(("linkinfo", "kind")) == "veth"
@@ -230,8 +230,8 @@ class Host(NamespaceNode):
         namespace.sysctl(
             {"ipv4.tcp_rmem": "4096 131072 16777216", "ipv4.tcp_wmem": "4096 65536 16777216"}
         )
-        # Collectives come in bursts: TCP would start each one slowly again, and hold small segments
-        # back.
+        # Collectives are bursts: TCP would go through slow start for each, and delay small
+        # segments.
         namespace.sysctl({"ipv4.tcp_slow_start_after_idle": 0, "ipv4.tcp_autocorking": 0})
         size = {"mtu": fabric.mtu, "num_tx_queues": fabric.queues, "num_rx_queues": fabric.queues}
         near_end, far_end = DOORBELL
@@ -270,7 +270,7 @@ class Bridge(NamespaceNode, Switch):  # type: ignore[misc]
 
 
 class SilentIntf(Intf):  # type: ignore[misc]
-    """Mininet's record of an interface; :class:`VethLink` has made it with all that it needs."""
+    """Mininet's record of an interface, which :class:`VethLink` has already set up."""
 
     def config(self, **_: Any) -> dict[str, Any]:
         """Do nothing, where Mininet would run ifconfig."""
@@ -278,8 +278,8 @@ class SilentIntf(Intf):  # type: ignore[misc]
 
 
 class VethLink(Link):  # type: ignore[misc]
-    """A veth pair made inside the nodes' namespaces, so that names of several fabrics
-    never meet.
+    """A veth pair created inside the nodes' namespaces, so that the names of several fabrics never
+    collide.
     """
 
     def intfName(self, node: NamespaceNode, n: int) -> str:
@@ -299,10 +299,10 @@ class VethLink(Link):  # type: ignore[misc]
     ) -> None:
         """Make the pair.
 
-        Its ends get different indices, the second the next one that is free, from 2. With equal
-        ones, as their own namespaces number them, the kernel takes a veth for a device of the
-        lowest layer and looks at its carrier only once per second (``linkwatch_urgent_event`` in
-        net/core/link_watch.c), and the link is dead for as long.
+        Its ends get different ifindexes; the second gets the next free one, from 2. With equal
+        ones, which separate namespaces would assign, the kernel treats a veth as a device of the
+        lowest layer and checks its carrier only once per second (``linkwatch_urgent_event`` in
+        net/core/link_watch.c), and the link is dead until then.
         """
         plan = node1.fabric.plan
         size = {"mtu": plan.mtu, "num_tx_queues": plan.queues, "num_rx_queues": plan.queues}
@@ -315,4 +315,4 @@ class VethLink(Link):  # type: ignore[misc]
         )
 
     def stop(self) -> None:
-        """Do nothing: the pair goes with its namespaces."""
+        """Do nothing: the pair disappears with its namespaces."""

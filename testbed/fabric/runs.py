@@ -1,4 +1,4 @@
-"""The runs on this machine, by their state files: which there are, entering their hosts, ending
+"""The runs on this machine, found by their state files: listing them, entering their hosts, ending
 them.
 """
 
@@ -21,14 +21,14 @@ __all__ = ["Failure", "ProgramNotFound", "Run", "failures", "find_run", "runs"]
 
 
 class ProgramNotFound(TestbedError):
-    """The program to run inside a host does not exist; the exit status is a shell's."""
+    """The program to run inside a host does not exist; the exit status is that of a shell."""
 
     exit_status = 127
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The error that a controller in the background recorded: the run failed after it was up."""
+    """The error that a background controller recorded when its run failed."""
 
     path: Path
 
@@ -44,14 +44,14 @@ class Failure:
 
     @property
     def headline(self) -> str:
-        """The line of it that says most: the first, or a traceback's last."""
+        """Its most informative line: the first, or the last one of a traceback."""
         lines = self.error.splitlines() or ["no reason given"]
         return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as its state file had it when it was read."""
+    """A run, as described by its state file when that was read."""
 
     file: StateFile
     state: State
@@ -63,7 +63,9 @@ class Run:
 
     @property
     def alive(self) -> bool:
-        """Whether its controller lives. If not, ``testbed clean`` removes what it has left."""
+        """Whether its controller is alive. If not, ``testbed clean`` removes what it left
+        behind.
+        """
         return self.state.controller.alive
 
     @property
@@ -91,11 +93,9 @@ class Run:
             plan.host(node)
         if not self.alive:
             raise self._dead()
-        # Nodes share the machine's files, so that what is not found here is not found there.
+        # Nodes share the machine's files, so a program that is not found here is not found there.
         if shutil.which(command[0]) is None:
-            raise ProgramNotFound(
-                f"{command[0]}: is no program on PATH, nor a file that can be run"
-            )
+            raise ProgramNotFound(f"{command[0]}: is not a program on PATH or an executable file")
         for entry in self.state.processes:
             if entry.name == HOLDER_NAME.format(node) and entry.alive:
                 self.file.add_process(f"exec in {node}", os.getpid())
@@ -134,14 +134,14 @@ class Run:
 
 
 def failures(root: Path = ROOT) -> list[Failure]:
-    """All runs that came down by an error since the last ``testbed clean``, by run id."""
+    """All runs that failed since the last ``testbed clean``, by run id."""
     return [Failure(path) for path in sorted(root.glob("[!.]*.error"))]
 
 
 def runs(root: Path = ROOT) -> list[Run]:
     """All runs that have a state file, by run id.
 
-    :raises FabricError: Not root: state files are root's alone.
+    :raises FabricError: Not root: only root can read state files.
     """
     require_root()
     found = []
@@ -149,7 +149,7 @@ def runs(root: Path = ROOT) -> list[Run]:
         try:
             found.append(Run(file, file.read()))
         except FabricError:
-            if file.path.exists():  # otherwise it has ended meanwhile
+            if file.path.exists():  # otherwise the run has ended meanwhile
                 raise
     return found
 
@@ -157,8 +157,7 @@ def runs(root: Path = ROOT) -> list[Run]:
 def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
     """One run.
 
-    :param run_id: Its id, which may be left out while only one is up that is there to be worked on
-        (:attr:`State.kept`).
+    :param run_id: Its id, which may be left out if only one kept run is up (:attr:`State.kept`).
     :raises SpecError: There is no run with this id.
     :raises FabricError: There is none, or there are several, or not root.
     """
@@ -180,7 +179,7 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
             f"; `testbed clean` removes what {dead} left, whose controller is dead" if dead else ""
         )
         busy = ", ".join(run.run_id for run in every if run.alive)
-        hint += f"; {busy} of other commands can be named" if busy else ""
+        hint += f"; other commands' runs can be named: {busy}" if busy else ""
         raise FabricError(f"no run is up; `testbed up` starts one{hint}")
     if len(found) > 1:
         raise FabricError(

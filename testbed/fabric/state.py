@@ -1,8 +1,8 @@
 """The state file of a run: what must be removed if its controller dies without doing so itself.
 
 ``/run/testbed/<run_id>.json`` names the controller, the processes that hold namespaces or work in
-them, and the directories. Interfaces need no entry: all are made inside namespaces, and go with
-them.
+them, and the directories. Interfaces need no entry, because all are created inside namespaces and
+disappear with them.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ __all__ = ["HOLDER_NAME", "ROOT", "State", "StateFile", "new_run_id", "state_fil
 
 ROOT = Path("/run/testbed")
 
-#: What the process that holds a node's namespaces is called in a state file.
+#: The name in a state file of the process that holds a node's namespaces.
 HOLDER_NAME = "namespaces of {}"
 
 
@@ -36,10 +36,11 @@ def new_run_id() -> str:
 class State:
     """Content of a state file.
 
-    :param plan: The plan of the fabric, as :meth:`testbed.plan.FabricPlan.to_dict` gives it.
-    :param directories: Removed with all that is in them.
-    :param kept: Whether it stays up to be worked on, as `testbed up` leaves it; else it is some
-        other command's own.
+    :param plan: The plan of the fabric, from :meth:`testbed.plan.FabricPlan.to_dict`.
+    :param directories: Directories to remove, with their contents.
+    :param kept: Whether it stays up for interactive use, as `testbed up` leaves it; otherwise it
+        belongs to another command.
+    :param results: Where the run writes its results, which stays; None: nowhere.
     """
 
     run_id: str
@@ -48,11 +49,12 @@ class State:
     processes: list[ProcessEntry] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     kept: bool = False
+    results: str | None = None
 
 
 class StateFile:
-    """A state file, changed under a lock and replaced as a whole, so that readers never see half of
-    it.
+    """A state file, changed under a lock and replaced atomically, so that readers never see a
+    partial one.
 
     :param run_id: Its run's id.
     :param root: Directory of state files.
@@ -64,7 +66,7 @@ class StateFile:
             raise SpecError(f"run id: {run_id!r} is not 1 to 32 letters, digits, '-' or '_'")
         self.path = root / f"{run_id}.json"
         self.run_id = run_id
-        #: Why the run's controller ended, where it did so by an error after the fabric was up.
+        #: The error that ended the run's controller after the fabric was up, if there was one.
         self.failure = root / f"{run_id}.error"
         self._next = root / f".{run_id}.json.next"
 
@@ -86,7 +88,7 @@ class StateFile:
     def read(self) -> State:
         """Read it.
 
-        :raises FabricError: It is gone, or is no state file.
+        :raises FabricError: It does not exist, or is not a state file.
         """
         try:
             data = json.loads(self.path.read_text())
@@ -97,6 +99,7 @@ class StateFile:
                 processes=[ProcessEntry(**entry) for entry in data["processes"]],
                 directories=data["directories"],
                 kept=data.get("kept", False),
+                results=data.get("results"),
             )
         except FileNotFoundError:
             raise FabricError(
@@ -122,7 +125,7 @@ class StateFile:
                 state.processes.append(ProcessEntry(name, pid, start))
 
     def remove(self) -> None:
-        """Delete it, and a next version that was never finished."""
+        """Delete it, and any unfinished next version."""
         self._next.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
@@ -132,7 +135,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # The lock is the directory's, since each change replaces the file.
+        # The directory is locked, because each change replaces the file.
         descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,3 +1,3 @@
-"""Faults: what happens to frames on their way, decided by a pure function of their identity, and
-replayable.
+"""Faults: what happens to frames in transit, decided by a pure function of their identity, so that
+it can be replayed.
 """

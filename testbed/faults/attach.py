@@ -45,7 +45,7 @@ Hook = Literal["xdp", "tc"]
 
 #: ``struct fault_link``, a link's counters: ``passed`` at once; ``holding``, waiting for others to
 #: pass; ``frames`` that had an identity; ``blocked`` and ``limited``, dropped before any rule;
-#: ``lost``, records that the log had no room for; ``flows`` of frames that are none of the ring's;
+#: ``lost``, records for which the log had no room; ``flows`` of frames other than the ring's;
 #: ``unplaced``, frames or copies that could not be delayed or sent.
 LINK: Final = lifted(dtype("fault_link"))
 
@@ -70,11 +70,11 @@ class Counts:
 class Engine(Closing):
     """The fault programs of one switch, attached from the constructor to :meth:`close`.
 
-    :param hook: ``xdp``: in place of the switch's own program, which is back at the end; ``tc``:
-        before the bridge.
-    :param flooding: Tells whether the switch has lost its forwarding table.
+    :param hook: ``xdp``: in place of the switch's own program, which is restored at the end;
+        ``tc``: before the bridge.
+    :param flooding: The map that tells whether the switch has lost its forwarding table.
     :param log: File of the log's records.
-    :param trace: Frames that no rule meets are logged, too.
+    :param trace: Also log frames that met no rule.
     :raises KernelError: The kernel refused a program or its attachment.
     :raises FaultError: The delay line did not start.
     """
@@ -123,7 +123,7 @@ class Engine(Closing):
             self._stack = stack.pop_all()
 
     def count(self) -> Counts:
-        """Count up to now; all records of what is counted are in the log's file.
+        """Return the counts so far; the log's file has all records of what is counted.
 
         :raises FaultError: The log cannot be written, or the delay line has died.
         """
@@ -138,14 +138,14 @@ class Engine(Closing):
 
     @property
     def blocked(self) -> Map:
-        """The map of blocked links: by sender, a bit per receiver."""
+        """The map of blocked links: by sender, one bit per receiver."""
         return self._maps["blocked"]
 
     def set_limits(self, limits: Mapping[int, bytes]) -> None:
         """Replace all rate limits.
 
-        :param limits: ``struct fault_limit`` by 2 * rank, of what a host sends, and 1 more, of what
-            it is sent.
+        :param limits: ``struct fault_limit`` at index 2 * rank for what a host sends, and 2 * rank
+            + 1 for what it receives.
         """
         values = self._maps["limits"]
         for index in range(2 * MAX_HOSTS):
@@ -171,10 +171,10 @@ class Engine(Closing):
             self._maps["hosts"].update(bytes.fromhex(host.mac.replace(":", "")), host.rank)
 
     def _fan_out(self) -> None:
-        """Make a devmap for each port and number of copies, which names the port as often as a
-        frame is to leave.
+        """Make a devmap for each port and number of copies, which names the port once for each
+        frame to send.
 
-        Those of port 0 name all ports so, for a switch that floods.
+        Those of port 0 name all ports in this way, for a switch that floods.
         """
         wanted = sum(rule.count for rule in self._table.rules if rule.action is Action.DUPLICATE)
         ports = self._ports()
@@ -185,7 +185,7 @@ class Engine(Closing):
                 for index, ifindex in enumerate((copies + 1) * indices):
                     fan.update(index, ifindex)
                 self._maps["fans"].update(port * (MAX_COPIES + 1) + copies, fan.fd)
-                os.close(fan.fd)  # the outer map has it now
+                os.close(fan.fd)  # the outer map holds it now
 
     def _ports(self) -> dict[int, int]:
         """Index by port."""
@@ -210,7 +210,7 @@ class Engine(Closing):
 def attach(
     context: WorkerContext, table: RuleTable, hook: Hook, flooding: int, log: Path, trace: bool
 ) -> None:
-    """Worker call: put the engine in place.
+    """Worker call: attach the engine.
 
     :param flooding: Number of the switch's map ``flooding``.
     """
@@ -221,7 +221,7 @@ def attach(
         os.close(shared.fd)
     context.resources.callback(
         _close, context
-    )  # not the engine's own: it would keep the maps' memory until the worker ends
+    )  # copies: views of the engine's arrays would keep the maps' memory until the worker ends
 
 
 def _close(context: WorkerContext) -> None:
@@ -230,7 +230,7 @@ def _close(context: WorkerContext) -> None:
 
 
 def detach(context: WorkerContext) -> Counts:
-    """Worker call: take the engine away, and tell what it has counted."""
+    """Worker call: detach the engine, and return its counts."""
     engine = context.get(Engine)
     context.drop(Engine)
     with engine:

@@ -1,22 +1,22 @@
 """Copies of a frame while switches flood: how many each host gets, and whether they ever stop.
 Pure.
 
-A switch without its table sends a frame out of all ports but the one that it came in by. One with
-its table sends it towards its destination, and drops it where that is the port that it came in by,
-or where it does not know the destination.
+A switch without its table sends a frame out of all ports except its ingress port. One with its
+table sends it towards its destination, and drops it if that is its ingress port or the destination
+is unknown.
 
 *One* switch that floods is harmless in any topology in which two switches are joined at most once.
-A frame comes to it on a shortest path, on which every hop is nearer to the destination, so once. A
-copy that it sends to a neighbour goes on from there on a shortest path. The switch, being the
-neighbour's neighbour, is nearer by one hop at most, so it can only be the next on that path, and
-the copy has come from there: it is dropped. So no copy comes back, and there are never more of a
-frame than the switch has other ports.
+A frame reaches it on a shortest path, on which every hop is closer to the destination, so only
+once. A copy that it sends to a neighbour continues from there on a shortest path. The switch, being
+the neighbour's neighbour, is closer by at most one hop, so it can only be the next hop on that
+path; but that is where the copy came from, so the copy is dropped. So no copy comes back, and there
+are never more copies of a frame than the switch has other ports.
 
-*Several* may hand a frame round a cycle for ever. Whether they do depends on tables, so each case
-is looked at: a frame's way is a walk over pairs of a switch and the port that it came in by, and it
-ends if those that can be come to have no cycle. A switch that has its table back sends a frame
-where it would have gone anyway, or nowhere. So what is allowed for some switches at once is allowed
-for part of them, and it does not matter in which order they get their tables back.
+*Several* may forward a frame around a cycle for ever. Whether they do depends on tables, so each
+case is examined: a frame's path is a walk over pairs of a switch and an ingress port, and it ends
+if the reachable pairs have no cycle. A switch that has its table back sends a frame where it would
+have gone anyway, or drops it. So what is allowed for a set of switches is allowed for each subset,
+and it does not matter in which order they get their tables back.
 """
 
 from collections import Counter
@@ -28,16 +28,16 @@ from testbed.plan import FabricPlan
 
 __all__ = ["Walk", "check_bounded"]
 
-#: A frame that has come to a switch by one of its ports.
+#: A switch, and the port through which a frame entered it.
 Place = tuple[str, int]
 
 
 class Walk:
-    """The ways that frames for one destination take.
+    """The paths of frames for one destination.
 
     :param plan: The fabric.
     :param floods: Names of the switches that have lost their tables.
-    :param mac: The destination; one that no table has is dropped by all other switches.
+    :param mac: The destination; if no table has it, all other switches drop the frames.
     :raises SpecError: There is no such switch.
     """
 
@@ -50,8 +50,8 @@ class Walk:
             self._far |= {ends[0]: ends[1], ends[1]: ends[0]}
 
     def cycle(self, senders: Iterable[str]) -> list[str]:
-        """Names of the switches round which a frame of one of these hosts goes for ever; empty if
-        each frame's way ends.
+        """Names of the switches of a cycle in which a frame from one of these hosts circulates for
+        ever; empty if there is none.
         """
         try:
             tuple(self._order(self._entry(name) for name in senders))
@@ -60,10 +60,9 @@ class Walk:
         return []
 
     def copies(self, sender: str) -> Counter[str]:
-        """How many copies each host gets of a frame that a host sends; hosts that get none are left
-        out.
+        """How many copies of a host's frame each host gets; hosts that get none are left out.
 
-        :raises CycleError: The frame goes round for ever.
+        :raises CycleError: The frame circulates for ever.
         """
         first = self._entry(sender)
         arrived = Counter({first: 1})
@@ -86,7 +85,7 @@ class Walk:
         return [self._far[name, port] for port in ports if port != ingress]
 
     def _order(self, first: Iterable[Place]) -> Iterable[Place]:
-        """All places that can be come to, each behind those before it.
+        """All reachable places, in topological order.
 
         :raises CycleError: There is a cycle.
         """

@@ -13,11 +13,11 @@ from testbed.kernel.abi import Struct, constant
 
 __all__ = ["BUCKETS", "LATE", "PORTS", "DelayCounters", "lower_bound"]
 
-#: Seconds after its time from which a copy counts as late.
+#: Seconds after its due time from which a copy counts as late.
 LATE = constant("DELAY_LATE_NS") * 1e-9
 _STEPS = constant("DELAY_STEPS")
 BUCKETS = constant("DELAY_BUCKETS")
-#: Ports of a switch at most.
+#: Maximum number of ports of a switch.
 PORTS = constant("SWITCH_MAX_PORTS")
 
 
@@ -37,15 +37,15 @@ class DelayCounters:
     waiting.
 
     :param received: Frames that came in.
-    :param sent: Copies sent; the rest but the last two are copies, too.
+    :param sent: Copies sent; the counters from here to `closed` count copies.
     :param late: Of those sent, more than :data:`LATE` after their time.
     :param full: Dropped: the line was full.
     :param refused: Dropped: the port was down, gone, or its queue full.
     :param closed: Dropped: still waiting when the line closed.
     :param invalid: Frames that begin with no valid ``struct delay_header``.
-    :param overrun: Frames lost on the way in, since they came faster than they were read.
-    :param realtime: The process runs under SCHED_FIFO; without the right to that, frames are late
-        on a busy machine.
+    :param overrun: Frames lost on the way in, because they arrived faster than they were read.
+    :param realtime: The process runs under SCHED_FIFO; without that permission, frames are late on
+        a busy machine.
     :param lateness: Histogram of time sent minus time due, by the buckets of :func:`lower_bound`.
     """
 
@@ -62,7 +62,7 @@ class DelayCounters:
 
     @classmethod
     def read(cls, memory: Struct, overrun: int) -> Self:
-        """Copy the counters out of the memory that the process writes, a ``struct delay_line``."""
+        """Copy the counters from the memory that the process writes, a ``struct delay_line``."""
         counted = {
             name: getattr(memory, name)
             for name in ("received", "sent", "late", "full", "refused", "closed", "invalid")

@@ -11,7 +11,7 @@ __all__ = ["COPIES", "ETHERTYPE", "MAX_LINKS", "SIZE", "DelayHeader", "link_inde
 
 #: IEEE 802: local experimental 2.
 ETHERTYPE = constant("DELAY_ETHERTYPE")
-#: Most copies of one frame.
+#: Maximum number of copies of one frame.
 COPIES = constant("DELAY_COPIES")
 _HOSTS = constant("FATE_MAX_HOSTS")
 #: Elements of the map ``links``.
@@ -29,15 +29,15 @@ def link_index(sender: int, receiver: int) -> int:
 class DelayHeader:
     """When and where a frame leaves.
 
-    :param ifindex: Of the port that it leaves by.
-    :param due: When each copy leaves, ns of CLOCK_MONOTONIC; 0 is at once. 1 to :data:`COPIES` of
+    :param ifindex: The egress port.
+    :param due: When each copy leaves, ns of CLOCK_MONOTONIC; 0: at once. 1 to :data:`COPIES` of
         them.
-    :param link: :func:`link_index`; only counts with ``release``.
+    :param link: :func:`link_index`; only used with ``release``.
     :param release: The frame leaves once this many frames have passed on its link; 0: it does not
         wait for others.
     :param latest: When it leaves at the latest, ns of CLOCK_MONOTONIC.
-    :param ingress: Index of the port that it came in by: while the switch floods, it leaves by all
-        others.
+    :param ingress: ifindex of the ingress port: while the switch floods, the frame leaves through
+        all others.
     """
 
     ifindex: int

@@ -1,10 +1,10 @@
-"""The delay line of a switch: a process of its own that holds frames until they are due
+"""The delay line of a switch: a separate process that holds frames until they are due
 (``testbed/native/delay_line.c``).
 
 The switch's programs prepend ``struct delay_header`` to a frame and redirect it into ``delay0``.
 The process reads it from a packet socket at ``delay1``, the other end of that veth pair, keeps it
 in a heap by due time, and sends it out of the port that the header names; while the switch floods,
-out of the other ports as well.
+also out of the other ports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["CAPACITY", "ENTRANCE", "EXIT", "DelayLine"]
 #: Where programs redirect delayed frames to, and where the process reads them.
 ENTRANCE, EXIT = "delay0", "delay1"
 CAPACITY = 65536
-"""Frames that wait at most."""
+"""Maximum number of frames that wait."""
 _MAX_CAPACITY = 1 << 20
 _ETHERNET = 14  # bytes
 _START_TIMEOUT = 10.0  # seconds
@@ -49,20 +49,20 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
 
 class DelayLine(Closing):
-    """A veth pair and a process, from the constructor to :meth:`close`; made in the switch's
-    namespace, by its worker.
+    """A veth pair and a process, from the constructor to :meth:`close`; the switch's worker creates
+    them in its namespace.
 
     Nothing outlives the worker: the process ends with its standard input and by PR_SET_PDEATHSIG,
-    and the pair goes with the namespace.
+    and the pair disappears with the namespace.
 
-    :param mtu: Of the switch's ports, bytes.
-    :param links: The map of ``struct delay_link`` by link, for frames that are to be overtaken.
-    :param wakeups: The ring buffer by which programs tell that frames pass on links that have
-        holdings.
+    :param mtu: MTU of the switch's ports, bytes.
+    :param links: The map of ``struct delay_link`` by link, for frames that others have to overtake.
+    :param wakeups: The ring buffer with which programs signal that frames pass on links that hold
+        frames.
     :param flooding: The map that tells whether the switch floods; without it, it never does.
-    :param ports: Indices of the switch's ports, by which frames leave then.
-    :param capacity: Frames that wait at most; more are dropped, and counted.
-    :raises FaultError: The process did not start; the text is its own.
+    :param ports: ifindexes of the switch's ports, through which frames leave then.
+    :param capacity: Maximum number of frames that wait; more are dropped and counted.
+    :raises FaultError: The process did not start; the text is its output.
     :raises KernelError: The pair could not be made, as when this namespace has a delay line
         already.
     """
@@ -113,7 +113,7 @@ class DelayLine(Closing):
         return self._process.pid
 
     def counters(self) -> DelayCounters:
-        """Count up to now; after :meth:`close`, up to the end.
+        """Return the counts so far; after :meth:`close`, the final ones.
 
         :raises FaultError: The process has died.
         """
@@ -124,7 +124,7 @@ class DelayLine(Closing):
         return DelayCounters.read(self._memory, self._lost + self._dropped)
 
     def close(self) -> None:
-        """Drop what still waits, and count it; end the process and remove the pair."""
+        """Drop and count the frames that are still waiting, end the process and remove the pair."""
         self._stack.close()
 
     @property
@@ -133,7 +133,7 @@ class DelayLine(Closing):
 
     def _make_pair(self, stack: ExitStack) -> None:
         request = self._namespace.request
-        # Each queue has a ring of 256 frames, and a redirected frame takes that of its CPU.
+        # Each queue has a ring of 256 frames, and a redirected frame uses that of its CPU.
         size = {
             "mtu": MAX_MTU,
             "num_tx_queues": 1,
@@ -142,13 +142,13 @@ class DelayLine(Closing):
         request("link", "add", ifname=ENTRANCE, kind="veth", peer={"ifname": EXIT, **size}, **size)
         self._entrance = self._namespace.index(ENTRANCE)
         stack.callback(request, "link", "del", index=self._entrance)
-        # A veth takes redirected frames only while its peer has NAPI (veth_xdp_xmit in
+        # A veth accepts redirected frames only while its peer has NAPI (veth_xdp_xmit in
         # drivers/net/veth.c).
         self._namespace.offload(EXIT, gro=True)
         ends = (self._entrance, self._namespace.index(EXIT))
         for index in ends:
             request("link", "set", index=index, flags=IFF_UP | IFF_NOARP, change=IFF_UP | IFF_NOARP)
-        # "Up" comes before the device's queues do; see NamespaceNode.ready.
+        # A device is "up" before its queues are; see NamespaceNode.ready.
         deadline = time.monotonic() + _START_TIMEOUT
         while any(request("get_links", index)[0].get("operstate") != "UP" for index in ends):
             if time.monotonic() > deadline:
@@ -167,7 +167,7 @@ class DelayLine(Closing):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[descriptor for descriptor in descriptors if descriptor >= 0],
-            process_group=0,  # a Ctrl-C at the terminal is the controller's
+            process_group=0,  # a Ctrl-C at the terminal is for the controller
         )
         stack.callback(self._stop)
         self._process = process
@@ -179,7 +179,9 @@ class DelayLine(Closing):
         return process
 
     def _stop(self) -> None:
-        """End the process, which counts what still waits; then count what never reached it."""
+        """End the process, which counts the frames still waiting; then count those that never
+        reached it.
+        """
         with self._process as process:  # closes the pipes, stdin first, and waits
             assert process.stdin
             process.stdin.close()
@@ -196,8 +198,8 @@ class DelayLine(Closing):
         return FaultError(f"the delay line ended with status {status}: {said or 'it said nothing'}")
 
     def _count_lost(self) -> None:
-        """Count what neither the socket's buffer (whose counter is reset by reading) nor the pair's
-        rings had room for.
+        """Count the frames for which the socket's buffer (whose counter is reset by reading) or the
+        pair's rings had no room.
         """
         _, dropped = _STATISTICS.unpack(
             self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
@@ -210,7 +212,7 @@ class DelayLine(Closing):
 def _packet_socket() -> socket.socket:
     """Return a socket that reads delayed frames at :data:`EXIT` and sends frames anywhere."""
     with ExitStack() as stack:
-        # No protocol yet: with one it would hear every device until it is bound.
+        # No protocol yet: with one, it would receive from every device until it is bound.
         opened = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
         for option in (_SO_RCVBUFFORCE, _SO_SNDBUFFORCE):
             opened.setsockopt(socket.SOL_SOCKET, option, _BUFFER)

@@ -27,7 +27,7 @@ __all__ = [
 
 MAX_TIME = 86400.0  # seconds
 LEAST_SHARE = (
-    0.01  # of a CPU: below, a process does not get through its own signal handlers in a second
+    0.01  # of a CPU; with less, a process does not get through its own signal handlers in a second
 )
 
 
@@ -78,13 +78,13 @@ Switches = Annotated[tuple[str, ...], BeforeValidator(_switches)]
 Sets = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_sets)]
 
 _TIME = "seconds, or a time with a unit such as 200ms (whole nanoseconds), {} a day"
-_HOSTS = "hosts such as h2, several by comma, each once"
+_HOSTS = "hosts such as h2, separated by commas, each once"
 
 
 class Event(BaseModel):
     """The keys of all events.
 
-    The description of a field is what it allows; errors quote it.
+    The description of a field says what it must be; errors quote it.
 
     :param at: Seconds after the start of the turn.
     """
@@ -98,11 +98,11 @@ class Event(BaseModel):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The hosts, or switches, that it is about."""
+        """The hosts or switches that it affects."""
 
     @property
     def end(self) -> float | None:
-        """Seconds after the start of the turn; ``None``: it is in force until the turn's end."""
+        """Seconds after the start of the turn; ``None``: it is in force until the turn ends."""
         return None
 
 
@@ -122,7 +122,7 @@ class _Lasting(Event):
 
 
 class _OfHosts(Event):
-    """An event of hosts.
+    """An event that affects hosts.
 
     :param hosts: Their names.
     """
@@ -163,7 +163,7 @@ class Kill(_OfHosts):
 
 
 class Pause(_Lasting, _OfHosts):
-    """All processes of each host are stopped (SIGSTOP), and go on at the end (SIGCONT)."""
+    """All processes of each host are stopped (SIGSTOP), and continue at the end (SIGCONT)."""
 
     action: Literal["pause"] = "pause"
 
@@ -171,7 +171,7 @@ class Pause(_Lasting, _OfHosts):
 class Slow(_Lasting, _OfHosts):
     """All processes of a host get no more than a share of one CPU.
 
-    :param share: Of one CPU.
+    :param share: Share of one CPU.
     """
 
     action: Literal["slow"] = "slow"
@@ -179,15 +179,15 @@ class Slow(_Lasting, _OfHosts):
 
 
 class Flood(_Lasting):
-    """Switches have lost their forwarding tables: each sends every frame out of all ports but the
-    one that it came in by.
+    """Switches lose their forwarding tables: each sends every frame out of all ports except its
+    ingress port.
 
     :param switches: Their names.
     """
 
     action: Literal["flood"] = "flood"
     switches: Switches = Field(
-        description="switches such as s1 or leaf2, several by comma, each once"
+        description="switches such as s1 or leaf2, separated by commas, each once"
     )
 
     @property
@@ -199,7 +199,7 @@ class Flood(_Lasting):
 def check_events(events: Sequence[Event], plan: FabricPlan) -> None:
     """Check that events may happen together in a fabric.
 
-    :raises SpecError: A host or switch is not there; or as :func:`check_overlap` and
+    :raises SpecError: A host or switch does not exist; or as in :func:`check_overlap` and
         :func:`check_floods`.
     """
     check_overlap(events)
@@ -213,7 +213,7 @@ def check_overlap(events: Sequence[Event]) -> None:
     """Check that no two events affect the same thing at the same time: the end of one would end the
     other.
 
-    :raises SpecError: Two have; the text says which.
+    :raises SpecError: Two do; the text says which.
     """
     for number, second in enumerate(events):
         for first in events[:number]:
@@ -229,10 +229,10 @@ def check_overlap(events: Sequence[Event]) -> None:
 def check_floods(events: Sequence[Event], plan: FabricPlan) -> None:
     """Check that no frame circulates for ever, whichever switches flood at once.
 
-    :raises SpecError: One does, or a switch is not there.
+    :raises SpecError: One does, or a switch does not exist.
     """
     floods = [event for event in events if isinstance(event, Flood)]
-    for one in floods:  # the most flood at once when another begins to
+    for one in floods:  # each largest set of overlapping floods includes one that has just begun
         check_bounded(
             plan,
             {
@@ -245,7 +245,7 @@ def check_floods(events: Sequence[Event], plan: FabricPlan) -> None:
 
 
 def _holds(event: Event) -> str:
-    """Return what an event has a hold of: pause and slow both stop and continue processes."""
+    """Return what an event acts on: pause and slow both stop and continue processes."""
     return "pause" if event.action == "slow" else event.action
 
 

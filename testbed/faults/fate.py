@@ -18,8 +18,8 @@ from testbed.kernel.abi import constant
 __all__ = ["FIRST_BYTE", "Fired", "Verdict", "judge", "mix"]
 
 FIRST_BYTE: Final = constant("FATE_FIRST_BYTE")
-"""The first that may be corrupted: behind Ethernet, IPv4 and 8 bytes, UDP's header or TCP's ports
-and number.
+"""The first byte that may be corrupted: after Ethernet, IPv4 and 8 bytes, which are UDP's header or
+TCP's ports and sequence number.
 """
 
 _MASK: Final = 2**64 - 1
@@ -33,8 +33,8 @@ class Fired(NamedTuple):
     """A rule that a frame has met.
 
     :param rule: Its index.
-    :param argument: Copies; the first bit flipped; nanoseconds of the first copy's delay; frames to
-        be behind; else 0.
+    :param argument: Copies; the first bit flipped; nanoseconds of the first copy's delay; number of
+        frames to wait for; else 0.
     """
 
     rule: int
@@ -45,12 +45,12 @@ class Fired(NamedTuple):
 class Verdict(NamedTuple):
     """A frame's fate.
 
-    :param corrupt: Bits to flip, counted from the frame's start; a bit that is there twice is
-        flipped back.
+    :param corrupt: Bits to flip, counted from the frame's start; a bit that occurs twice is flipped
+        back.
     :param copies: How many copies follow the frame itself.
-    :param delays_ns: How much later the frame and each of its copies come, nanoseconds.
+    :param delays_ns: The delays of the frame and of each of its copies, nanoseconds.
     :param behind: How many frames of its link pass before it.
-    :param within_ns: How long it waits for them at most.
+    :param within_ns: The longest time that it waits for them.
     :param fired: The rules that it has met, in order; a drop is the last.
     """
 
@@ -64,10 +64,10 @@ class Verdict(NamedTuple):
 
 
 def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
-    """Judge a frame.
+    """Decide the fate of a frame.
 
-    :param length: Of the frame, bytes from the Ethernet header on; only the choice of corrupted
-        bits depends on it.
+    :param length: Length of the frame in bytes from the Ethernet header on; only the choice of
+        corrupted bits depends on it.
     """
     drop, behind, within, copies = False, 0, 0, 0
     flips: list[int] = []
@@ -152,12 +152,12 @@ def _matches(rule: CompiledRule, packet: Packet) -> bool:
 
 
 def _bad(seed: int, number: int, rule: CompiledRule, packet: Packet) -> bool:
-    """Tell whether a frame's stream is bad (Gilbert and Elliott's chain).
+    """Tell whether a frame's stream is in the bad state (Gilbert-Elliott chain).
 
-    Each draw moves both states of the chain at once; one below ``enter`` or from ``stay`` on moves
-    them to the same place, whatever was before. So the state is a function of the few frames since
-    the last such draw. A stream without one began in its stationary distribution, as does what lies
-    further back than the bound.
+    Each draw applies to both states of the chain at once; one below ``enter``, or of at least
+    ``stay``, takes both to the same state. So the state is a function of the few frames since the
+    last such draw. A stream without one began in its stationary distribution, which also stands in
+    for frames further back than the bound.
     """
     stream = packet._replace(hop=0)
     steps = min(packet.chunk + 1, _LOOKBACK)

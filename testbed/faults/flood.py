@@ -1,5 +1,5 @@
-"""A switch that has lost its forwarding table: every frame leaves it by all ports but the one that
-it came in by.
+"""A switch that has lost its forwarding table: every frame leaves through all ports except its
+ingress port.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ __all__ = ["flooded"]
 def flooded(fabric: Fabric, switch: str) -> Iterator[None]:
     """Make a switch flood, on either datapath, and restore its table at the end.
 
-    No frame is lost by the change either way: ports flood before entries go, and until they are
-    back. Fault rules judge a frame where its sender is attached, before it is flooded; copies are
-    not judged again.
+    Neither change loses a frame: ports flood before entries are removed, and until they are
+    restored. Fault rules apply to a frame where its sender is attached, before it is flooded, and
+    not to its copies.
 
     :param switch: Its name.
-    :raises SpecError: There is no such switch, it floods already, or with those that do frames
-        would go round for ever.
+    :raises SpecError: There is no such switch, it already floods, or together with others that
+        flood, frames would circulate for ever.
     """
     plan, lost = fabric.plan.switch(switch), fabric.flooding(switch).view(np.uint64)
     if switch in fabric.floods:
         raise SpecError(f"flood of {switch}: it floods already")
     check_bounded(fabric.plan, fabric.floods | {switch})
-    # A socket of our own: that of the node is for the thread that made it (pyroute2 keeps an event
-    # loop a thread).
+    # A separate socket: the node's belongs to the thread that created it (pyroute2 has one event
+    # loop per thread).
     with NetworkNamespace(fabric.switches[switch].pid) as namespace, ExitStack() as stack:
         index = {port: namespace.index(plan.ifname(port)) for port in plan.ports}
         for port in index.values():

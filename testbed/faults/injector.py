@@ -1,5 +1,5 @@
-"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, and
-checked by replay.
+"""Faults on a fabric: rules in force while a context is entered, with counters, a log, and a check
+by replay.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ _GRACE: Final = 10.0  # seconds for a switch's worker to answer
 
 
 class Injector:
-    """The fault engine of a whole fabric: what each host sends meets its fate at the switch port
-    that the host is on.
+    """The fault engine of a whole fabric: it acts on what each host sends, at the switch port to
+    which the host is attached.
 
     With the datapath ``xdp`` on a switch of kind ``xdp``, the engine takes the place of the
     switch's XDP program; otherwise it is attached to TC's ingress of those ports. It is for the
-    datapath that is set when it is entered, and that stays so.
+    datapath that is set when it is entered, which must not change meanwhile.
 
     :param fabric: A fabric that is up, with workers.
-    :param rules: What happens to frames, in this order; none is fine, for partitions and limits.
-    :param seed: Of all draws.
-    :param trace: Log frames that no rule meets, too, so that :meth:`check_replay` sees both.
-    :raises SpecError: A rule names a host that is not there, or there are too many rules.
+    :param rules: The rules, in this order; may be empty, for partitions and limits.
+    :param seed: Seed of all draws.
+    :param trace: Also log frames that met no rule, so that
+        :meth:`check_replay` checks those, too.
+    :raises SpecError: A rule names a host that does not exist, or there are too many rules.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Injector:
     def __enter__(self) -> Self:
         """Attach.
 
-        :raises FabricError: No workers are there, or other faults are in force.
+        :raises FabricError: There are no workers, or other faults are in force.
         :raises FaultError: The delay line did not start.
         :raises KernelError: The kernel refused a program or its attachment.
         """
@@ -87,7 +88,7 @@ class Injector:
             self._attached = True
         except BaseException:
             try:
-                with suppress(TestbedError):  # what has gone wrong already says more
+                with suppress(TestbedError):  # the first error is more informative
                     workers.call_all(attach.detach, self._switches, timeout=_GRACE, errors="return")
             finally:
                 fabric.set_faults(False)
@@ -103,14 +104,14 @@ class Injector:
         try:
             self._final = self._call(attach.detach)
         except Exception:
-            if error is None:  # else what has gone wrong already says more
+            if error is None:  # otherwise the first error is more informative
                 raise
         finally:
             self._attached = False
             self._fabric.set_faults(False)
 
     def set_limits(self, limits: Mapping[int, bytes]) -> None:
-        """Replace all rate limits: ``testbed.faults.limits.bucket_table`` makes them."""
+        """Replace all rate limits; ``testbed.faults.limits.bucket_table`` creates them."""
         self._call(attach.set_limits, limits=limits)
 
     def counters(self) -> dict[tuple[int, int, int], int]:
@@ -136,7 +137,7 @@ class Injector:
 
     @property
     def lost(self) -> int:
-        """Records that the log had no room for."""
+        """Number of records for which the log had no room."""
         return int(self.links()["lost"].sum())
 
     def delays(self) -> DelayCounters | None:
@@ -150,20 +151,21 @@ class Injector:
         return read_log(self._paths.values())
 
     def check_replay(self, at_most: int | None = None) -> int:
-        """Judge frames of the log again, in Python.
+        """Decide the fates of the log's frames again, in Python.
 
-        :param at_most: Judge at most this many records, evenly spaced, since Python judges some
+        :param at_most: Check at most this many records, evenly spaced, since Python checks some
             30,000 per second. None: all.
-        :returns: The number of records that agree, which is all that were judged.
+        :returns: The number of records checked, all of which agree.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
         links = self.links()
         records = (
             self.log()
-        )  # afterwards: it has all frames that were counted, and those that have come since
+        )  # read after the counters: it has all frames that were counted, and later ones
         if lost := links["lost"].sum():
             raise FaultError(
-                f"the log of faults lacks {lost} records, which came faster than they were written"
+                f"the log of faults lacks {lost} records, which arrived faster than they could be"
+                " written"
             )
         judged = int((links["frames"] - links["blocked"] - links["limited"]).sum())
         logged = int((records["order"] == 0).sum())

@@ -1,14 +1,14 @@
 """Limits: the rate of a host's link, and the queue before it. Pure.
 
-Where frames pass the stack, a token bucket filter (``tbf``, net/sched/sch_tbf.c) shapes them:
-*down* at the switch's port towards the host, *up* at the host's own ``eth0``. A queue needs a place
-where frames leave, and the switch's port has none for those that come in; a real host queues at its
-own card, too, so that its TCP feels the queue fill.
+Where frames pass through the stack, a token bucket filter (``tbf``, net/sched/sch_tbf.c) shapes
+them: *down* at the switch's port towards the host, *up* at the host's own ``eth0``. A queue needs
+an egress, which the switch's port does not have for incoming frames; a real host also queues at its
+own card, so that its TCP notices the queue filling.
 
-Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct
-fault_limit`` of ``bpf/include/impair.h``): what it holds passes at once, what is beyond it is
-dropped. That polices, where ``tbf`` shapes. A frame that is dropped on its way down has used its
-sender's rate up, as on a wire.
+Frames that XDP redirects bypass qdiscs. For those the fault programs have a token bucket (``struct
+fault_limit`` of ``bpf/shared/fault_abi.h``): frames within it pass at once, others are dropped. So
+it polices, whereas ``tbf`` shapes. A frame that is dropped on its way down has used up its sender's
+rate, as on a wire.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,9 @@ LEAST_RATE = 64e3
 MOST_RATE = 30e9  # tc's tables count bytes in 32 bits
 MOST_QUEUE = 64 << 20
 _ETHERNET = 14
-_BURST = 1e-3  # seconds: what tbf may send at once, so that its timer need not fire for every frame
+_BURST = (
+    1e-3  # seconds: what tbf may send in one burst, so that its timer need not fire for every frame
+)
 
 
 def _text(parse: Callable[[str], T]) -> BeforeValidator:
@@ -50,19 +52,19 @@ def _text(parse: Callable[[str], T]) -> BeforeValidator:
 
 
 class Limit(BaseModel):
-    """The rate at which hosts send (``up``), are sent to (``down``), or each of both, at most.
+    """The maximum rate at which hosts send (``up``), receive (``down``), or each of both.
 
-    The description of a field is what it allows; errors quote it.
+    The description of a field says what it must be; errors quote it.
 
     :param hosts: Their names; each has a limit of its own.
     :param rate: Bits per second, Ethernet headers included.
-    :param queue: Bytes that may wait, or under XDP: that may come at once.
+    :param queue: Bytes that may wait; under XDP, the largest burst.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     action: Literal["limit"] = "limit"
-    hosts: Hosts = Field(description="hosts such as h2, several by comma, each once")
+    hosts: Hosts = Field(description="hosts such as h2, separated by commas, each once")
     direction: Literal["up", "down", "both"] = Field("both", description="up, down or both")
     rate: Annotated[float, _text(parse_rate)] = Field(
         ge=LEAST_RATE,
@@ -85,17 +87,17 @@ class Limit(BaseModel):
 
 
 def tbf_options(limit: Limit, mtu: int) -> tuple[str, ...]:
-    """Return the words behind ``tc qdisc add dev DEV root``.
+    """Return the arguments after ``tc qdisc add dev DEV root``.
 
-    :param mtu: Of the link, bytes.
+    :param mtu: MTU of the link, bytes.
     """
     burst = max(2 * (mtu + _ETHERNET), int(limit.rate / 8 * _BURST))
     return ("tbf", "rate", f"{limit.rate:.0f}bit", "burst", f"{burst}b", "limit", f"{limit.queue}b")
 
 
 def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
-    """Return the elements of the fault programs' map ``limits``: 2 * rank for what a host sends, 1
-    more for what it is sent.
+    """Return the elements of the fault programs' map ``limits``: 2 * rank for what a host sends, 2
+    * rank + 1 for what it receives.
 
     The bucket of a receiver is in the switch of the sender.
 
@@ -119,9 +121,9 @@ def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
 def each_limited(
     limits: Sequence[Limit], plan: FabricPlan
 ) -> Iterator[tuple[Limit, HostPlan, Direction]]:
-    """Yield what is limited, one direction of a host's link at a time.
+    """Yield the limits, one direction of a host's link at a time.
 
-    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no
+    :raises SpecError: A host does not exist, has two limits of one direction, or its queue has no
         room for a frame.
     """
     seen = set()

@@ -1,4 +1,4 @@
-"""A host's link that is down: at the switch's end, as a cable that is pulled there."""
+"""A host's link that is down, at the switch's end, as if the cable were unplugged there."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ UP_TIMEOUT = 10.0  # seconds
 def link_down(fabric: Fabric, host: str) -> Iterator[None]:
     """Take a host's link down, and up again at the end; it carries frames when this returns.
 
-    The switch's programs and its static forwarding table stay, also the host's address and
+    The switch's programs and its static forwarding table stay, and so do the host's address and
     neighbours.
 
     :param host: Its name.
@@ -29,8 +29,8 @@ def link_down(fabric: Fabric, host: str) -> Iterator[None]:
     """
     plan = fabric.plan.host(host)
     port = fabric.plan.switch(plan.switch).ifname(plan.port)
-    # Sockets of our own: those of the nodes are for the thread that made them (pyroute2 keeps an
-    # event loop a thread).
+    # Separate sockets: the nodes' belong to the thread that created them (pyroute2 has one event
+    # loop per thread).
     with (
         NetworkNamespace(fabric.switches[plan.switch].pid) as near,
         NetworkNamespace(fabric.hosts[host].pid) as far,

@@ -23,7 +23,7 @@ __all__ = ["RECORD", "Drain", "read_log"]
 #: :class:`testbed.faults.fate.Fired`; length of the frame in bytes; ``order`` counts the rules that
 #: the frame met from 0, ``fired`` is how many they are.
 RECORD: Final = lifted(dtype("fault_record"))
-_INTERVAL: Final = 0.02  # seconds; the ring buffer has room for those of a second and more
+_INTERVAL: Final = 0.02  # seconds; the ring buffer has room for more than a second's records
 
 
 class Drain(Closing):
@@ -43,7 +43,7 @@ class Drain(Closing):
         self._thread.start()
 
     def flush(self) -> None:
-        """Move what is there now.
+        """Move the records that are available now.
 
         :raises FaultError: The file could not be written, now or earlier.
         """
@@ -54,7 +54,7 @@ class Drain(Closing):
             )
 
     def close(self) -> None:
-        """Move what is left and end the thread."""
+        """Move the remaining records and end the thread."""
         self._stopped.set()
         self._thread.join()
         if not self._file.closed:
@@ -69,7 +69,7 @@ class Drain(Closing):
         with self._lock:
             records = self._reader.peek()
             if not records.size or self._error:
-                return  # what cannot be written stays; the program counts what finds no room
+                return  # unwritten records stay; the program counts those without room
             data = memoryview(records.tobytes())
             try:
                 while data:

@@ -1,9 +1,9 @@
-"""Rules carried out by the kernel's network emulator (``netem``, net/sched/sch_netem.c), to compare
-it with the fault engine.
+"""Rules carried out by the kernel's network emulator (``netem``, net/sched/sch_netem.c), for
+comparison with the fault engine.
 
-A qdisc at the switch's port towards the receiver. It knows nothing of chunks or sequence numbers,
-cannot be replayed, and meets no frame that an XDP switch redirects; so it takes rules without a
-match but the receiver, on bridges and the sockets' datapath.
+It is a qdisc at the switch's port towards the receiver. It knows nothing about chunks or sequence
+numbers, cannot be replayed, and does not see frames that an XDP switch redirects. So it takes only
+rules that match on nothing but the receiver, on bridges and the datapath ``sockets``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT = 65536  # frames: as many as the delay line holds
 
 
 def netem_options(rules: Sequence[PacketRule]) -> tuple[str, ...]:
-    """Return the words behind ``tc qdisc add dev DEV root`` that do what the rules say.
+    """Return the arguments after ``tc qdisc add dev DEV root`` that carry out the rules.
 
     :raises SpecError: netem cannot; the text names rule and key.
     """
@@ -48,7 +48,8 @@ def netem_table(rules: Sequence[PacketRule], hosts: Sequence[str]) -> dict[str, 
     """Return :func:`netem_options` by receiving host.
 
     :param hosts: Names of all hosts.
-    :raises SpecError: A rule names a sender, or a host that is not there; or as `netem_options`.
+    :raises SpecError: A rule names a sender, or a host that does not exist; or as in
+        `netem_options`.
     """
     by_host: dict[str, list[PacketRule]] = {name: [] for name in hosts}
     for rule in rules:
@@ -72,14 +73,14 @@ def netem_table(rules: Sequence[PacketRule], hosts: Sequence[str]) -> dict[str, 
 
 
 class Netem(Closing):
-    """Rules in force by netem, from the constructor to :meth:`close`.
+    """Rules carried out by netem, from the constructor to :meth:`close`.
 
-    As with an injector, frames are met as a wire carries them. Where there is one, too, it is
-    entered first and left last.
+    As with an injector, offloads are off, so that frames are as on a real wire. If there is also an
+    injector, it is entered first and left last.
 
-    :raises SpecError: As :func:`netem_table`.
+    :raises SpecError: As in :func:`netem_table`.
     :raises FaultError: Datapath and switches are of kind ``xdp``, or the kernel has no netem; the
-        text is its own.
+        text is the kernel's.
     """
 
     def __init__(self, fabric: Fabric, rules: Sequence[PacketRule]) -> None:
@@ -101,8 +102,8 @@ class Netem(Closing):
             self._stack = stack.pop_all()
 
     def counters(self) -> dict[str, QdiscCounters]:
-        """Count up to now, by receiving host; netem does not say which option has dropped or
-        delayed a frame.
+        """Return the counts so far, by receiving host; netem does not say which option has dropped
+        or delayed a frame.
         """
         return {name: qdisc.counters() for name, qdisc in self._qdiscs.items()}
 
@@ -112,7 +113,7 @@ class Netem(Closing):
 
 
 def _text(rule: PacketRule) -> tuple[str, ...]:
-    """One rule's words, tc-netem(8)."""
+    """One rule's arguments, as in tc-netem(8)."""
     for key, field in Rule.model_fields.items():
         value = getattr(rule, key)
         if key not in ("link", "p", "backend") and value != field.get_default():
@@ -142,8 +143,8 @@ def _text(rule: PacketRule) -> tuple[str, ...]:
         case Delay():
             return "delay", *_delay(rule), *_undelayed(rule.p)
         case Reorder():
-            # Those chosen are late by `within`, and all that follow in this time pass them: netem
-            # counts no frames.
+            # Chosen frames are delayed by `within`, and all that follow in this time pass them:
+            # netem does not count frames.
             _only(rule, "behind", rule.behind, 1)
             return "delay", _time(rule.within), *_undelayed(rule.p)
 
@@ -169,7 +170,8 @@ def _undelayed(p: float) -> tuple[str, ...]:
 def _only(rule: PacketRule, key: str, value: int, allowed: int) -> None:
     if value != allowed:
         raise SpecError(
-            f"netem: {rule.action}: {key} = {value}: must be {allowed}, since netem knows no other"
+            f"netem: {rule.action}: {key} = {value}: must be {allowed}, since netem supports"
+            " nothing else"
         )
 
 

@@ -8,7 +8,7 @@ from testbed.protocol.wire import Kind, PinchKind
 __all__ = ["FOREIGN", "KINDS", "Packet", "kind_name"]
 
 FOREIGN: Final = constant("FAULT_FOREIGN")
-"""Added to the IPv4 protocol's number: the kind of a frame that is none of the ring's."""
+"""Added to the IPv4 protocol's number, this is the kind of a frame other than the ring's."""
 
 #: Kinds by the names that rules call them by.
 KINDS: Final = {
@@ -25,11 +25,11 @@ class Packet(NamedTuple):
 
     :param sender: Rank of the host that sent it (:class:`testbed.plan.HostPlan`).
     :param receiver: Rank of the host that it is for.
-    :param kind: Of a ring frame, :class:`testbed.protocol.wire.Kind`; of others, 0x80 and the IPv4
-        protocol's number.
-    :param seq: Of a ring frame, the collective; of others, the number of the flow among those of
+    :param kind: For a ring frame, :class:`testbed.protocol.wire.Kind`; for others, 0x80 plus the
+        IPv4 protocol's number.
+    :param seq: For a ring frame, the collective; for others, the number of the flow among those of
         its sender and receiver, in order of appearance, from 0.
-    :param chunk: Of a ring frame, the chunk; of others, the index of the packet in its flow, from
+    :param chunk: For a ring frame, the chunk; for others, the index of the packet in its flow, from
         0.
     """
 
@@ -44,5 +44,5 @@ class Packet(NamedTuple):
 
 
 def kind_name(kind: int) -> str:
-    """The name that rules use for a kind, or its number in hexadecimal."""
+    """The name of a kind in rules, or its number in hexadecimal."""
     return next((name for name, number in KINDS.items() if number == kind), f"{kind:#04x}")

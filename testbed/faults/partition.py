@@ -28,10 +28,11 @@ __all__ = ["Blockade", "partition"]
 class Blockade(Closing):
     """The maps ``blocked`` of all fault programs of a fabric, opened in this process.
 
-    Made by the thread that calls workers; used by any, also while another waits for workers.
+    The thread that calls workers creates it; any thread may use it, even while another waits for
+    workers.
 
-    :param fabric: A fabric on which a :class:`testbed.faults.injector.Injector` is in force; rules
-        it needs none.
+    :param fabric: A fabric on which a :class:`testbed.faults.injector.Injector` is in force,
+        possibly without rules.
     :raises FabricError: No faults are in force.
     """
 
@@ -46,7 +47,7 @@ class Blockade(Closing):
         with ExitStack() as stack:
             stack.callback(
                 self._masks.clear
-            )  # a map's memory, while it is mapped, holds a descriptor of its own
+            )  # while a map's memory is mapped, it keeps the map alive
             for number in Workers.of(fabric).call_all(attach.blocked_map, switches).values():
                 opened = Map.open(number)
                 stack.callback(os.close, opened.fd)
@@ -66,7 +67,7 @@ class Blockade(Closing):
             raise SpecError(f"partition: {'|'.join(map(','.join, sets))}: must name each host once")
         added: list[
             tuple[int, int]
-        ] = []  # sender and bit; those that another partition has set stay when this one ends
+        ] = []  # sender and bit; bits that another partition has set stay when this one ends
         for one, other in itertools.permutations(sets, 2):
             for sender, receiver in itertools.product(one, other):
                 rank, bit = self._plan.host(sender).rank, 1 << self._plan.host(receiver).rank
@@ -83,12 +84,12 @@ class Blockade(Closing):
                     mask[rank] &= ~np.uint64(bit)
 
     def close(self) -> None:
-        """Close the maps; what is blocked stays so until the injector ends."""
+        """Close the maps; blocked links stay blocked until the injector ends."""
         self._stack.close()
 
 
 @contextmanager
 def partition(fabric: Fabric, sets: Sequence[Sequence[str]]) -> Iterator[None]:
-    """:meth:`Blockade.partition` by hand, on a fabric on which an injector is in force."""
+    """:meth:`Blockade.partition` for direct use, on a fabric on which an injector is in force."""
     with Blockade(fabric) as blockade, blockade.partition(sets):
         yield

@@ -1,4 +1,4 @@
-"""A host's processes that die, stand still, or get little of the CPU."""
+"""Faults of a host's processes: killing, stopping, and slowing them down."""
 
 import os
 import signal
@@ -16,14 +16,12 @@ from testbed.worker import Workers
 
 __all__ = ["kill", "paused", "processes_in", "slow"]
 
-CYCLE = 0.02  # seconds of a turn of stopping and continuing
-STOPPING = (
-    1.0  # seconds for a process to come to its stop; one that waits for a disk may take longer
-)
+CYCLE = 0.02  # seconds of a cycle of stopping and continuing
+STOPPING = 1.0  # seconds for a process to stop; one that waits for a disk may take longer
 
 
 def kill(workers: Workers, host: str) -> None:
-    """Kill a host's workers (SIGKILL); see :meth:`testbed.worker.Workers.kill` for what becomes of
+    """Kill a host's workers (SIGKILL); see :meth:`testbed.worker.Workers.kill` for the effect on
     calls.
 
     :raises SpecError: There is no such host.
@@ -34,7 +32,7 @@ def kill(workers: Workers, host: str) -> None:
 
 @contextmanager
 def paused(fabric: Fabric, host: str) -> Iterator[None]:
-    """Stop all processes of a host (SIGSTOP); they go on at the end (SIGCONT).
+    """Stop all processes of a host (SIGSTOP), and continue them at the end (SIGCONT).
 
     :raises SpecError: There is no such host.
     """
@@ -49,13 +47,13 @@ def paused(fabric: Fabric, host: str) -> Iterator[None]:
 
 @contextmanager
 def slow(fabric: Fabric, host: str, share: float) -> Iterator[str]:
-    """Hold all processes of a host together to a share of one CPU.
+    """Limit all processes of a host together to a share of one CPU.
 
-    By a control group where this process may make one, else by stopping and continuing them in
-    turns of 20 ms.
+    It uses a control group if this process may create one, and otherwise stops and continues them
+    in cycles of 20 ms.
 
-    :param share: Of one CPU, 0.01 to 1.
-    :return: Which of both: ``cgroup`` or ``signals``.
+    :param share: Share of one CPU, 0.01 to 1.
+    :return: The method: ``cgroup`` or ``signals``.
     :raises SpecError: There is no such host, or no such share.
     """
     fabric.plan.host(host)
@@ -96,8 +94,8 @@ def duty_cycle(fabric: Fabric, host: str, share: float) -> Iterator[None]:
 
 
 def processes_in(fabric: Fabric, host: str) -> list[int]:
-    """Process ids in a host's network namespace, without the one that holds it: it does nothing,
-    but it must be able to end.
+    """Process ids in a host's network namespace, without its holder, which is idle but must be able
+    to exit.
     """
     holder = fabric.hosts[host].pid
     namespace = os.readlink(f"/proc/{holder}/ns/net")
@@ -119,8 +117,8 @@ def _stop(fabric: Fabric, host: str, stopped: set[int]) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process has not come to its stop: a signal is noticed when the process is on a CPU
-    next.
+    """Whether a process has not stopped yet: it handles the signal only when it next runs on a
+    CPU.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX"

@@ -1,6 +1,4 @@
-"""Queueing disciplines at the ends of links: added by tc(8), with their statistics, and gone at the
-end.
-"""
+"""Queueing disciplines at the ends of links: added with tc(8), read out, and removed at the end."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ class QdiscCounters:
     """The counters of a queueing discipline (``struct gnet_stats_basic``, ``struct
     gnet_stats_queue``).
 
-    :param frames: Sent on.
+    :param frames: Frames sent.
     :param size: Their bytes.
-    :param dropped: Frames that found the queue full, or met a netem loss.
+    :param dropped: Frames dropped because the queue was full or netem chose to lose them.
     """
 
     frames: int
@@ -34,13 +32,14 @@ class QdiscCounters:
 
 
 class Qdisc(Closing):
-    """The root discipline of one interface. It sees frames that the stack or a bridge sends, none
-    that XDP redirects.
+    """The root discipline of one interface. It sees frames that the stack or a bridge sends, but
+    not those that XDP redirects.
 
     :param node: Host or switch.
     :param ifname: The interface there.
-    :param options: As behind ``tc qdisc add dev DEV root``: ``("tbf", "rate", "100mbit", ...)``.
-    :raises FaultError: The kernel refused it; the text is its own.
+    :param options: The arguments after ``tc qdisc add dev DEV root``: ``("tbf", "rate", "100mbit",
+        ...)``.
+    :raises FaultError: The kernel refused it; the text is the kernel's.
     """
 
     def __init__(self, fabric: Fabric, node: str, ifname: str, options: Sequence[str]) -> None:
@@ -57,7 +56,7 @@ class Qdisc(Closing):
             )
 
     def counters(self) -> QdiscCounters:
-        """Count up to now.
+        """Return the counts so far.
 
         :raises FaultError: The discipline has gone.
         """
@@ -72,7 +71,7 @@ class Qdisc(Closing):
         )
 
     def close(self) -> None:
-        """Remove it; one that has gone with its interface is no error."""
+        """Remove it; if it has disappeared with its interface, that is not an error."""
         if self._there:
             self._there = False
             self._fabric.run(self._node, ["tc", "qdisc", "del", "dev", self._ifname, "root"])

@@ -15,7 +15,7 @@ __all__ = ["STEPS", "quantiles"]
 
 STEPS: Final = constant("FATE_QUANTILES")
 PARETO_SHAPE: Final = 3.0
-"""As in netem's table: finite variance, and a tail that is felt."""
+"""As in netem's table: a finite variance, and a noticeable tail."""
 
 
 def quantiles(rule: Delay) -> NDArray[np.uint64]:

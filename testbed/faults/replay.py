@@ -1,5 +1,5 @@
-"""Replay of a log of faults: the same frames, judged again by the reference model, must meet the
-same fates. Pure.
+"""Replay of a log of faults: the reference model must decide the same fates for the same frames.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. ``struct
-fault_rules``.
+"""Rules in the kernel's representation, ``struct fault_rules``: names are resolved, and
+probabilities and delays are integers.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Action(IntEnum):
 class CompiledRule:
     """``struct fault_rule``; probabilities are in units of 2**-63.
 
-    :param ranges: Of group, seq, chunk, hop and attempt.
+    :param ranges: Ranges of group, seq, chunk, hop and attempt.
     :param kinds: Bit mask of kinds.
     :param receivers: Bit mask of receivers, by sender.
-    :param count: Copies, bits, or frames to be behind.
+    :param count: Copies, bits, or number of frames to wait for.
     :param quantiles: Index of the delay's table.
-    :param within: Nanoseconds that a reordered frame waits at most.
+    :param within: The longest time that a reordered frame waits, nanoseconds.
     """
 
     action: Action
@@ -76,7 +76,7 @@ class CompiledRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleTable:
-    """Rules and the seed that decides for them.
+    """Rules and the seed of their draws.
 
     :param sources: The rules that were compiled, in the same order.
     :param quantiles: Tables of 1025 delays, nanoseconds.
@@ -101,7 +101,7 @@ class RuleTable:
     def pack(self, trace: bool = False) -> bytes:
         """``struct fault_rules``.
 
-        :param trace: Frames that no rule meets are logged, too.
+        :param trace: Also log frames that met no rule.
         """
         packed = np.zeros((), _RULES)
         packed["seed"], packed["count"], packed["trace"] = self.seed, len(self.rules), trace
@@ -124,14 +124,14 @@ class RuleTable:
         return packed.tobytes()
 
     def pack_quantiles(self) -> list[bytes]:
-        """``struct fault_quantiles``, one a table."""
+        """``struct fault_quantiles``, one per table."""
         return [np.array(table, "<u8").tobytes() for table in self.quantiles]
 
 
 def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) -> RuleTable:
     """Resolve rules against a fabric.
 
-    :param seed: Of all draws, modulo 2**64.
+    :param seed: Seed of all draws, modulo 2**64.
     :raises SpecError: There are too many rules, or one names a host that the fabric does not have
         or is netem's.
     """

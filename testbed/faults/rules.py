@@ -38,7 +38,7 @@ MAX_COPIES = constant("FATE_MAX_COPIES")
 MAX_BITS = constant("FATE_MAX_BITS")
 MAX_BEHIND = 1024
 MAX_DELAY = 60.0
-# with FATE_LOOKBACK of bpf/shared/fault_abi.h, one state in 10**9 is drawn afresh instead of found
+# with FATE_LOOKBACK of bpf/shared/fault_abi.h, one state in 10**9 is drawn anew instead of found
 LEAST_MIXING = 0.02
 
 _LINK = re.compile(r"(\*|h[1-9]\d*)->(\*|h[1-9]\d*)")
@@ -55,9 +55,11 @@ def _links(value: object) -> tuple[tuple[str, str], ...]:
     matches = (
         [_LINK.fullmatch(word) for word in value.split(",")] if isinstance(value, str) else [None]
     )
-    if not all(matches):
+    links = tuple((match[1], match[2]) for match in matches if match)
+    # No frame travels from a host to itself.
+    if not all(matches) or any(sender == receiver != "*" for sender, receiver in links):
         raise ValueError
-    return tuple((match[1], match[2]) for match in matches if match)
+    return links
 
 
 def _kinds(value: object) -> tuple[str, ...]:
@@ -102,13 +104,12 @@ _TIME = "a time with a unit, such as 200ms, of whole nanoseconds and at most a m
 
 
 class Rule(BaseModel):
-    """The keys of all rules: the frames that they match. A key that is not given matches every
-    frame.
+    """The keys that all rules have: which frames they match. A missing key matches every frame.
 
-    The description of a field is what it allows; errors quote it.
+    The description of a field says what it must be; errors quote it.
 
     :param link: Sender and receiver, by name; ``*`` is any host.
-    :param p: Probability with which a frame that matches meets its fate.
+    :param p: Probability with which a matching frame meets the rule.
     :param backend: What carries the rule out: the fault engine, or, within its limits, the kernel's
         network emulator.
     """
@@ -116,9 +117,10 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     link: Links = Field(
-        (("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma"
+        (("*", "*"),),
+        description="links of two hosts such as h1->h2, *->h2 or h1->*, separated by commas",
     )
-    kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, several by comma")
+    kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, separated by commas")
     group: Group = Field(Range(), description=_NUMBERS.format(MAX_GROUP_ID))
     seq: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
     chunk: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
@@ -135,7 +137,7 @@ class Drop(Rule):
 
 
 class Duplicate(Rule):
-    """The frame comes ``copies`` times more."""
+    """The frame arrives ``copies`` more times."""
 
     action: Literal["duplicate"] = "duplicate"
     copies: int = Field(
@@ -144,19 +146,19 @@ class Duplicate(Rule):
 
 
 class Corrupt(Rule):
-    """Bits behind the UDP or TCP header's start are flipped, checksums left as they were."""
+    """Bits after the start of the UDP or TCP header are flipped; checksums stay unchanged."""
 
     action: Literal["corrupt"] = "corrupt"
     bits: int = Field(1, ge=1, le=MAX_BITS, description=f"a whole number from 1 to {MAX_BITS}")
 
 
 class Delay(Rule):
-    """The frame, and each of its copies, comes later.
+    """The frame, and each of its copies, arrives later.
 
-    :param delay: Seconds: the constant; the mean of ``uniform`` and ``normal``; the least of
+    :param delay: Seconds: the constant; the mean of ``uniform`` and ``normal``; the minimum of
         ``pareto``.
     :param jitter: Seconds: half the width of ``uniform``, the standard deviation of ``normal``,
-        what ``pareto`` adds in the mean.
+        what ``pareto`` adds on average.
     """
 
     action: Literal["delay"] = "delay"
@@ -191,10 +193,10 @@ class Reorder(Rule):
 
 class Burst(Rule):
     """Losses in bursts (Gilbert, 1960; Elliott, 1963): a stream is good or bad, and a frame of a
-    bad one is lost with ``p``.
+    bad one is lost with probability ``p``.
 
     :param enter: Probability that the stream turns bad from one frame to the next.
-    :param leave: Probability that it turns good again: bursts have 1 / leave frames in the mean.
+    :param leave: Probability that it turns good again: bursts have 1 / leave frames on average.
     """
 
     action: Literal["burst"] = "burst"
@@ -218,14 +220,14 @@ PacketRule = Annotated[
 def check_number(rules: Sequence[object]) -> None:
     """Check that the programs' table has room for rules.
 
-    :raises SpecError: It has not.
+    :raises SpecError: It does not.
     """
     if len(rules) > MAX_RULES:
         raise SpecError(f"faults: {len(rules)} rules on packets: must be at most {MAX_RULES}")
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Pydantic's findings about a rule: key, value, and what its field's description allows.
+    """Pydantic's errors about a rule: key, value, and what it must be by its field's description.
 
     :param model: The rule's model.
     """
@@ -241,7 +243,7 @@ def _finding(detail: dict[str, Any], model: type[BaseModel]) -> str:
         if (now := renamed(name)) in known:
             return f"{name} is unknown: renamed to {now}"
         return f"{name} is unknown: must be one of {', '.join(known)}"
-    if key is None:  # a validator of the whole rule: its text starts with the key
+    if key is None:  # from a validator of the whole rule, whose text starts with the key
         return str(detail.get("ctx", {}).get("error", detail["msg"]))
     allowed = fields[key].description
     if detail["type"] == "missing":
@@ -250,6 +252,6 @@ def _finding(detail: dict[str, Any], model: type[BaseModel]) -> str:
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
-    """The keys that a fault's words may set, a rule's own first."""
+    """The keys that a fault's text may set, a rule's own first."""
     keys = [field.alias or name for name, field in model.model_fields.items() if name != "action"]
     return sorted(keys, key=lambda key: key in Rule.model_fields)

@@ -1,5 +1,5 @@
-"""Limits in force: queues where frames pass the stack, the fault programs' buckets where XDP
-redirects them.
+"""Limits in force: queues where frames pass through the stack, and the fault programs' buckets
+where XDP redirects them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ __all__ = ["Shaper", "limited"]
 
 
 class Shaper(Closing):
-    """Limits of a fabric whose frames pass the stack, from the constructor to :meth:`close`.
+    """Limits of a fabric whose frames pass through the stack, from the constructor to
+    :meth:`close`.
 
-    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no
+    :raises SpecError: A host does not exist, has two limits of one direction, or its queue has no
         room for a frame.
     :raises FaultError: The datapath is ``xdp``, or the kernel refused the qdisc.
     """
@@ -47,7 +48,9 @@ class Shaper(Closing):
             self._stack = stack.pop_all()
 
     def counters(self) -> dict[tuple[str, Direction], QdiscCounters]:
-        """Count up to now, by host and direction; ``dropped`` is what found the queue full."""
+        """Return the counts so far, by host and direction; ``dropped`` counts frames that found the
+        queue full.
+        """
         return {key: qdisc.counters() for key, qdisc in self._qdiscs.items()}
 
     def close(self) -> None:
@@ -59,12 +62,11 @@ class Shaper(Closing):
 def limited(
     fabric: Fabric, limits: Sequence[Limit], injector: Injector | None = None
 ) -> Iterator[Callable[[], int]]:
-    """Put limits in force, as the datapath takes them, and remove them at the end.
+    """Put limits in force in the way that suits the datapath, and remove them at the end.
 
-    :param injector: The fabric's, entered; only the datapath ``xdp`` needs it.
-    :return: What counts the frames that were dropped because of a limit; injected drops are not
-        among them.
-    :raises SpecError: As :class:`Shaper` or `bucket_table`.
+    :param injector: The fabric's injector, entered; only the datapath ``xdp`` needs it.
+    :return: A function that counts the frames dropped because of a limit, without injected drops.
+    :raises SpecError: As in :class:`Shaper` or `bucket_table`.
     :raises FaultError: The kernel refused a qdisc, or there is no injector and the datapath is
         ``xdp``.
     """

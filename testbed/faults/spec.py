@@ -1,4 +1,4 @@
-"""What may stand in ``[[faults]]`` and behind ``--fault``: packet rules, limits and events, by one
+"""The faults that ``[[faults]]`` and ``--fault`` accept: packet rules, limits and events, with one
 syntax. Pure.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
 #: their models.
 _ORDER = ("hosts", "switches", "sets", "share", "rate", "queue", "direction", "at", "duration")
 
-#: Words for keys, where one is named.
+#: Singular names of keys, for a single value.
 _SINGULAR = {"host": "hosts", "switch": "switches"}
 
 
@@ -89,10 +89,9 @@ _ADAPTER: TypeAdapter[Rule | Limit | Event] = TypeAdapter(Fault)
 
 
 def parse_fault(text: str) -> Rule | Limit | Event:
-    """A fault, of words such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s
-    for=500ms``.
+    """Parse a fault such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s for=500ms``.
 
-    :raises SpecError: With a line per finding: key, value, and what is allowed.
+    :raises SpecError: With a line per finding: key, value, and what it must be.
     """
     action, _ = split_words(text)
     if action not in MODELS:
@@ -108,9 +107,7 @@ def parse_fault(text: str) -> Rule | Limit | Event:
 
 
 def format_fault(fault: BaseModel) -> str:
-    """The words of a fault as a user would write them, which :func:`parse_fault` takes for an equal
-    one.
-    """
+    """A fault as text, which :func:`parse_fault` parses to an equal fault."""
     fields = type(fault).model_fields
     names = [
         name
@@ -150,8 +147,8 @@ def limits_of(faults: Iterable[BaseModel]) -> list[Limit]:
 
 
 def meet_frames(faults: Iterable[BaseModel]) -> bool:
-    """Whether any of the faults takes the engine, which meets each frame as a wire carries it:
-    offloads are off meanwhile.
+    """Whether any of the faults needs the engine. Offloads are off while it is in force, so that
+    frames are as on a real wire.
     """
     return any(
         isinstance(fault, Limit | Partition)
@@ -172,7 +169,7 @@ def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
 
 
 def text_of(value: Any, key: str) -> str:
-    """The text of a key's value, as it stands behind ``key=``."""
+    """The text of a key's value, as it follows ``key=``."""
     match value:
         case str():
             return value

@@ -1,5 +1,5 @@
-"""A timeline: events begin at their time after the start, end at theirs, and all that are in force
-end with it.
+"""A timeline: events begin and end at set times after the start, and those still in force end with
+it.
 """
 
 import threading
@@ -27,8 +27,8 @@ class Occurrence:
     """An event that has happened.
 
     :param number: Index of the event.
-    :param begun: When it had been done, seconds of the monotonic clock.
-    :param ended: When it had been undone; ``None``: it was not, since a death has no end.
+    :param begun: When it had taken effect, seconds of the monotonic clock.
+    :param ended: When it had been undone; ``None``: never, as with a kill.
     """
 
     number: int
@@ -38,15 +38,16 @@ class Occurrence:
 
 
 class Timeline:
-    """Runs events in a thread, from entering the context until leaving it. May be entered again.
+    """Runs events in a thread while the context is entered. May be entered again.
 
-    Events at 0 have happened when the context has been entered: what follows meets them.
+    Events at 0 have taken effect when the context has been entered.
 
     :param fabric: A fabric that is up.
     :param workers: Its workers.
     :param events: In any order.
-    :param blockade: Does the partitions, where there are any.
-    :raises SpecError: As :func:`testbed.faults.events.check_events`.
+    :param blockade: Carries out partitions; needed if there are any.
+    :raises SpecError: As in
+        :func:`testbed.faults.events.check_events`.
     """
 
     def __init__(
@@ -79,9 +80,7 @@ class Timeline:
         )
         if self._thread:
             try:
-                with (
-                    signals_later()
-                ):  # a thread that was interrupted while it started cannot be waited for
+                with signals_later():  # a thread whose start was interrupted cannot be joined
                     self._thread.start()
                 self._begun.wait()
             except BaseException:
@@ -100,12 +99,12 @@ class Timeline:
             raise self._error
 
     def wait(self, moment: float) -> None:
-        """Wait until ``moment``, seconds after the start; no longer where an event has failed."""
+        """Wait until ``moment``, seconds after the start, or until an event has failed."""
         if self._thread:
             self._thread.join(max(0.0, self.started + moment - time.monotonic()))
 
     def log(self) -> list[Occurrence]:
-        """The events since the start, in order of their beginning."""
+        """The events since the start, in the order in which they began."""
         return list(self._log)
 
     def _finish(self) -> None:
@@ -114,12 +113,12 @@ class Timeline:
             self._thread.join()
 
     def _run(self) -> None:
-        """Take each step at its time; at the end, undo what is still in force, the
-        last one first.
+        """Take each step at its time; at the end, undo the events still in force, the latest
+        first.
         """
         steps: list[
             tuple[float, bool, Callable[[], None]]
-        ] = []  # at the same time, ends come before beginnings
+        ] = []  # at equal times, ends come before beginnings
         try:
             with ExitStack() as all_in_force:
                 for number, event in enumerate(self._events):

@@ -1,4 +1,4 @@
-"""Faults as words: ``drop p=0.01 link=h1->h2``, with times like 200ms, rates like 100mbit, sizes
+"""Faults as text: ``drop p=0.01 link=h1->h2``, with times like 200ms, rates like 100mbit, sizes
 like 64KiB.
 """
 
@@ -19,22 +19,23 @@ __all__ = [
     "split_words",
 ]
 
-# Each unit in the least one: nanoseconds, bits per second (tc(8), in powers of ten), bytes.
+# Each unit in terms of the smallest one: nanoseconds, bits per second (tc(8), in powers of ten),
+# bytes.
 _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 
 _QUANTITY = re.compile(
     r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([a-z]+)", re.IGNORECASE
-)  # more digits are no time, rate or size
+)  # a time, rate or size does not have more digits
 
 
 def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
     """Split a fault into its action and its keys.
 
-    :param text: ``<action> <key>=<value> ...``; values are numbers where they look like numbers,
-        else strings.
-    :raises SpecError: There is no action, a word is no ``key=value``, or a key is there twice.
+    :param text: ``<action> <key>=<value> ...``; values that look like numbers become numbers,
+        others strings.
+    :raises SpecError: There is no action, a word is not ``key=value``, or a key occurs twice.
     """
     action, *words = text.split() or [""]
     if not action or "=" in action:
@@ -55,8 +56,8 @@ def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
 def parse_seconds(text: str) -> float:
     """Seconds, of ``"200ms"``.
 
-    :raises SpecError: It is no number with one of the units ns, us, ms, s, min, or no whole number
-        of nanoseconds.
+    :raises SpecError: It is not a number with one of the units ns, us, ms, s, min, or not a whole
+        number of nanoseconds.
     """
     return _parse(text, _TIMES, "a time", "200ms", "nanoseconds") / 10**9
 
@@ -64,8 +65,8 @@ def parse_seconds(text: str) -> float:
 def parse_rate(text: str) -> float:
     """Bits per second, of ``"100mbit"``.
 
-    :raises SpecError: It is no number with one of the units bit, kbit, mbit, gbit (powers of 1000),
-        or no whole number of bits.
+    :raises SpecError: It is not a number with one of the units bit, kbit, mbit, gbit (powers of
+        1000), or not a whole number of bits.
     """
     return float(_parse(text, _RATES, "a rate", "100mbit", "bits"))
 
@@ -73,31 +74,32 @@ def parse_rate(text: str) -> float:
 def parse_bytes(text: str) -> int:
     """Bytes, of ``"64KiB"``.
 
-    :raises SpecError: It is no number with one of the units B, kB, MB, KiB, MiB, or no whole number
-        of bytes.
+    :raises SpecError: It is not a number with one of the units B, kB, MB, KiB, MiB, or not a whole
+        number of bytes.
     """
     return _parse(text, _BYTES, "a size", "64KiB", "bytes")
 
 
 def seconds_text(value: float) -> str:
-    """Write seconds so that :func:`parse_seconds` takes them for the same, such as ``200ms``.
+    """Write seconds so that :func:`parse_seconds` reads the same value, such as ``200ms``.
 
-    What is no whole number of nanoseconds stays a number; events take one for seconds.
+    A value that is not a whole number of nanoseconds stays a plain number, which events read as
+    seconds.
     """
     least = round(value * 10**9)
     return _text(least, _TIMES, ("ns", "us", "ms", "s")) if least / 10**9 == value else repr(value)
 
 
 def rate_text(value: float) -> str:
-    """Write bits per second so that :func:`parse_rate` takes them for the same, such as
+    """Write bits per second so that :func:`parse_rate` reads the same value, such as
     ``100mbit``.
     """
     return _text(round(value), _RATES, tuple(_RATES))
 
 
 def bytes_text(value: int) -> str:
-    """Write bytes so that :func:`parse_bytes` takes them for the same, such as ``64KiB``: in whole
-    numbers.
+    """Write bytes as a whole number, so that :func:`parse_bytes` reads the same value, such as
+    ``64KiB``.
     """
     units = {"B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20}
     name = (
@@ -109,8 +111,8 @@ def bytes_text(value: int) -> str:
 
 
 def _text(amount: int, units: Mapping[str, int], names: tuple[str, ...]) -> str:
-    """Write an amount of least units in the largest unit that it reaches; zero in the largest of
-    all.
+    """Write an amount of the smallest unit in the largest unit that it reaches; zero in the largest
+    of all.
     """
     name = next((name for name in reversed(names) if not amount or amount >= units[name]), names[0])
     whole, rest = divmod(amount, units[name])

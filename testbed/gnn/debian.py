@@ -124,7 +124,7 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
         raise SpecError(f"{spec.lists}: the lists are broken: {cut(str(error))}") from error
     if len(packages) < 10:
         raise SpecError(
-            f"{spec.lists}: the lists hold {len(packages)} packages: needed are 10 or more"
+            f"{spec.lists}: the lists hold {len(packages)} packages: must be 10 or more"
         )
     memory.check(
         memory.hashed(len(packages), spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}"

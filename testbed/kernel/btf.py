@@ -92,7 +92,7 @@ class Btf:
         """
         data = path.read_bytes()
         if data[:6] != b"\x7fELF\x02\x01":
-            raise KernelError(f"{path.name} is no ELF object of 64 bits, little endian")
+            raise KernelError(f"{path.name} is not a 64-bit little-endian ELF object")
         try:
             return cls(_section(data, b".BTF"), path.name)
         except KeyError:

@@ -67,7 +67,7 @@ def compile_bpf(name: str) -> Path:
         descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
     except OSError as error:
         raise KernelError(
-            f"no place to compile to: {error}: have TESTBED_BUILD name a folder that can be written"
+            f"no folder to compile to: {error}: set TESTBED_BUILD to a writable folder"
         ) from error
     os.close(descriptor)
     result = subprocess.run(

@@ -112,7 +112,7 @@ int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 static void copy_status(struct ring *r, const struct ring_layout *l, char *memory, char *status,
 			bool in)
 {
-	uint64_t usable = l->length - RING_CHECK_BYTES, place = l->data;
+	uint64_t usable = l->length - RING_CHECK_BYTES, place = l->status_at;
 
 	for (uint32_t done = 0, part; done < l->status; done += part, place += part) {
 		char *at = memory + place / usable * r->chunk_bytes + place % usable;
@@ -122,8 +122,7 @@ static void copy_status(struct ring *r, const struct ring_layout *l, char *memor
 	}
 }
 
-/* What follows the last lane: zeros to the next word, the status, zeros to the check; then all is
- * ready. */
+/* What follows the last lane: zeros, and the status at the end; then all is ready. */
 int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char *status)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, lanes = l->count * r->lanes.bytes;
@@ -189,23 +188,33 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 	return most;
 }
 
+/* A rank's record in a status. */
+static struct ring_status_record *record_in(const struct ring *r, uint8_t *status, uint32_t rank)
+{
+	return (struct ring_status_record *)(status + r->exponents) + rank;
+}
+
 /* Read the reduced status: the exponent of the greatest magnitude, relative to that of the first
  * byte, or -1 if it also tells of something else.
  */
-int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t exponents)
+int32_t ring_status(struct ring *r, const struct ring_layout *l)
 {
-	uint8_t status[RING_MAX_STATUS];
+	_Alignas(struct ring_status_record) uint8_t status[RING_MAX_STATUS];
 	int32_t greatest = -1;
-	uint32_t ranks = 0, faults = 0;
+	uint32_t ranks = 0;
+	bool fine = true;
 
 	copy_status(r, l, r->results, (char *)status, false);
-	for (uint32_t i = 0; i < exponents; i++) {
+	for (uint32_t i = 0; i < r->exponents; i++) {
 		greatest = status[i] ? (int32_t)i : greatest;
 		ranks += status[i];
 	}
-	for (uint32_t i = exponents; i < l->status; i++)
-		faults |= status[i];
-	return faults || ranks != r->ranks ? -1 : greatest;
+	for (uint32_t rank = 0; rank < r->ranks; rank++) {
+		const struct ring_status_record *record = record_in(r, status, rank);
+
+		fine = fine && !record->kind && record->identity == l->identity;
+	}
+	return fine && ranks == r->ranks ? greatest : -1;
 }
 
 /* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. The next
@@ -279,7 +288,7 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
 			ring_refuse(r, chunk);
 	if (refused == r->refused) {
-		found = ring_status(r, l, r->exponents);
+		found = ring_status(r, l);
 		if (found < 0)
 			return mark_verified(r, l, RING_FAULTY, version);
 		r->seen = r->least_exponent + found;
@@ -304,9 +313,10 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag,
 		const float *x, float *out, uint32_t most, int32_t exponent)
 {
-	uint8_t status[RING_MAX_STATUS] = {};
+	_Alignas(struct ring_status_record) uint8_t status[RING_MAX_STATUS] = {};
 	int stored;
 
+	record_in(r, status, r->rank)->identity = l->identity;
 	r->magnitude =
 		ring_send(r, l, seq, tag, x, most, exponent, status, r->least_exponent, &r->error);
 	if (r->error)

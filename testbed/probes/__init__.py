@@ -1,6 +1,7 @@
-"""What this machine can do: one probe per capability, which uses it.
+"""What this machine can do: one probe per capability, which tries to use it.
 
-``testbed doctor`` prints all findings; tests skip with the same words where their tier lacks some.
+``testbed doctor`` prints all findings; tests whose tier lacks a capability are skipped with the
+same message.
 """
 
 import functools
@@ -99,7 +100,7 @@ PROBES = {
     )
 }
 
-# What a tier of tests cannot do without.
+# What a tier of tests requires.
 TIERS = {
     "kernel": ("BTF", *IN_KERNEL, "memlock"),
     "net": ("BTF", *IN_KERNEL, "memlock", "XDP redirect", "clsact", "Mininet"),
@@ -108,7 +109,7 @@ TIERS = {
 
 @functools.cache
 def find(name: str) -> Finding:
-    """Return the finding of one probe; each is tried once in a process.
+    """Return the finding of one probe; each runs once per process.
 
     :param name: One of :data:`PROBES`.
     """
@@ -117,12 +118,12 @@ def find(name: str) -> Finding:
 
 
 def findings() -> Iterator[Finding]:
-    """Try everything, in an order in which no probe comes before what it needs."""
+    """Run all probes, each after those that it needs."""
     return map(find, PROBES)
 
 
 def lacking(tier: str) -> list[Finding]:
-    """Return what a tier of tests misses on this machine; empty where it can run.
+    """Return what a tier of tests lacks on this machine; empty if it can run.
 
     :param tier: One of :data:`TIERS`.
     """

@@ -1,4 +1,4 @@
-"""Probes of what turns C into a program in the kernel: BTF, clang, libbpf, the verifier."""
+"""Probes of what it takes to get from C to a loaded program: BTF, clang, libbpf, the verifier."""
 
 import sysconfig
 from pathlib import Path
@@ -29,7 +29,7 @@ def btf() -> str:
 
 def clang() -> str:
     """Compile a program for the bpf target with libbpf's and the kernel's headers."""
-    # asm/types.h lies there; clang leaves it out for the bpf target.
+    # asm/types.h is there; for the bpf target, clang does not search it.
     include = f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"
     command(
         ["clang", "-target", "bpf", "-O2", "-g", include, "-x", "c", "-c", "-", "-o", "/dev/null"],

@@ -1,4 +1,4 @@
-"""What a probe is, and what it finds."""
+"""Probes and their findings."""
 
 import enum
 import shutil
@@ -24,11 +24,11 @@ class Finding:
     """The result of one probe.
 
     :param name: The capability.
-    :param level: How it stands.
-    :param detail: What was seen; where it is missing the kernel's, compiler's or library's own
-        words.
-    :param remedy: The command, or the kernel's configuration, that fixes it; empty where nothing is
-        to fix.
+    :param level: The state of the capability.
+    :param detail: What was observed; if it is missing, the message of the kernel, compiler or
+        library.
+    :param remedy: The command, or the kernel's configuration, that fixes it; empty if there is
+        nothing to fix.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Finding:
 class Missing(TestbedError):
     """A capability is missing.
 
-    :param detail: Why, in the words of whoever refused it.
-    :param remedy: What fixes this very case; else the probe's general remedy holds.
+    :param detail: Why, as the message of what refused it.
+    :param remedy: What fixes this particular case; otherwise the probe's general remedy applies.
     """
 
     def __init__(self, detail: str, remedy: str = "") -> None:
@@ -54,14 +54,14 @@ class Missing(TestbedError):
 
 @dataclass(frozen=True)
 class Probe:
-    """One capability, found out by using it, never by a version number.
+    """One capability, tested by using it, never by a version number.
 
     :param name: The capability.
-    :param check: Uses the capability; returns what to say about it, or raises what hindered it.
-    :param remedy: What fixes it.
-    :param purpose: What is lost without it, where the main job can do without; empty where it
-        cannot.
-    :param needs: Names of the probes without which this one cannot even be tried.
+    :param check: Uses the capability; returns the detail, or raises the error that prevented it.
+        :param remedy: What fixes it.
+        :param purpose: What does not work without it, if the testbed can do without it; empty if it
+            cannot.
+    :param needs: Names of the probes that have to succeed before this one can be tried.
     """
 
     name: str
@@ -94,8 +94,8 @@ class Probe:
 
 
 def summary(text: str) -> str:
-    """Return a long message's first and last lines as one line: what was tried, and what it ended
-    with.
+    """Return a long message's first and last lines as one line: what was tried, and how it
+    ended.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
@@ -106,7 +106,7 @@ def command(
 ) -> str:
     """Run a command in the calling thread's namespaces and return its standard output.
 
-    :raises Missing: There is no such command, or it failed; the text is its own.
+    :raises Missing: There is no such command, or it failed; the text is its output.
     """
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")

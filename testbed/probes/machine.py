@@ -9,14 +9,14 @@ from testbed.probes.finding import Missing
 
 __all__ = ["cgroup", "memlock", "root", "tracefs"]
 
-# Bits of linux/capability.h: what loading programs, making devices, and making namespaces take.
+# Bits of linux/capability.h that are needed to load programs, and to create devices and namespaces.
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
 TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 MAP_BYTES = 64 << 20  # the largest tensor of the standard benchmark
 
 
 def root() -> str:
-    """Have user id 0 and the capabilities that containers often take away."""
+    """Check for user id 0 and the capabilities that containers often drop."""
     if os.geteuid() != 0:
         raise Missing(f"effective user id is {os.geteuid()}, not 0")
     status = dict(
@@ -34,7 +34,7 @@ def root() -> str:
 
 
 def cgroup() -> str:
-    """Make a cgroup of version 2, and remove it."""
+    """Create a cgroup of version 2, and remove it."""
     mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
     mount = next((Path(where) for _, where, kind in mounts if kind == "cgroup2"), None)
     if mount is None:
@@ -60,7 +60,9 @@ def tracefs() -> str:
 
 
 def memlock() -> str:
-    """Make a map larger than the limit on locked memory, which old kernels charge for maps."""
+    """Create a map larger than the limit on locked memory, against which old kernels charge
+    maps.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with BpfObject("probe", max_entries={"memory": MAP_BYTES // 8}):
         limit_text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"

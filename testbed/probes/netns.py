@@ -1,5 +1,5 @@
-"""Network namespaces without a name: they vanish with their last descriptor, and so leave nothing
-behind.
+"""Network namespaces without a name: they disappear with their last descriptor, and so leave
+nothing behind.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from testbed.probes.finding import command
 __all__ = ["Namespace"]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
-# os.unshare and os.setns came with Python 3.12 only.
+# os.unshare and os.setns need Python 3.12.
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Namespace(Closing):
-    """A new network namespace, empty but for its loopback, with IPv6 off.
+    """A new network namespace, empty except for its loopback, with IPv6 off.
 
-    :raises OSError: No right to make one (``CAP_SYS_ADMIN``).
+    :raises OSError: No permission to create one (``CAP_SYS_ADMIN``).
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Namespace(Closing):
             checked(libc.unshare(CLONE_NEWNET), "unshare(CLONE_NEWNET)")
             try:
                 self.fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-                # Neighbour discovery would send frames of its own into what is counted.
+                # Neighbour discovery would send frames of its own, which would be counted.
                 with (
                     contextlib.suppress(FileNotFoundError),
                     open("/proc/sys/net/ipv6/conf/default/disable_ipv6", "w") as file,
@@ -61,16 +61,16 @@ class Namespace(Closing):
             os.close(before)
 
     def run(self, *lines: str) -> None:
-        """Run commands, each one line as one would type it, inside the namespace.
+        """Run commands, each one line as typed into a shell, inside the namespace.
 
-        :raises Missing: A command failed; the text is its own.
+        :raises Missing: A command failed; the text is its output.
         """
         with self.entered():
             for line in lines:
                 command(line.split())
 
     def close(self) -> None:
-        """Let go of the namespace; the kernel removes it and its devices when nothing else holds
+        """Release the namespace; the kernel removes it and its devices when nothing else holds
         it.
         """
         if self.fd >= 0:
@@ -79,7 +79,7 @@ class Namespace(Closing):
 
 
 def checked(result: int, what: str) -> None:
-    """Raise the C library's errno where a call failed."""
+    """Raise the C library's errno if a call failed."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -1,6 +1,4 @@
-"""Probes of larger software: BCC, Mininet, Open MPI, torch. Each is used in a process
-of its own.
-"""
+"""Probes of larger software: BCC, Mininet, Open MPI, torch. Each is used in a separate process."""
 
 import os
 import sys
@@ -60,7 +58,7 @@ def mininet() -> str:
 
 def open_mpi() -> str:
     """Sum over two ranks."""
-    # --oversubscribe: two ranks also where there is one core.
+    # --oversubscribe: two ranks even on one core.
     launcher = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
     sums = python(MPI, *launcher).split()
     return f"an all-reduce of two ranks gave {' '.join(sums)}"

@@ -1,6 +1,4 @@
-"""Probes of devices, inside namespaces of their own: XDP redirect over veth, TC
-programs, qdiscs.
-"""
+"""Probes of devices, in separate namespaces: XDP redirect over veth, TC programs, qdiscs."""
 
 import contextlib
 import socket
@@ -13,7 +11,7 @@ from testbed.probes.netns import Namespace
 
 __all__ = ["clsact", "qdisc", "tcx", "xdp_redirect"]
 
-ETHERTYPE = 0x88B5  # IEEE 802: for local experiments; nothing else sends it
+ETHERTYPE = 0x88B5  # IEEE 802: for local experiments; nothing else uses it
 FRAMES = 50
 DEADLINE = (
     2.0  # seconds from the first frame to the last; on an idle machine it takes one millisecond
@@ -22,7 +20,7 @@ MARK = 0x5A  # what probe_mark writes
 
 
 def frame(number: int) -> bytes:
-    """Return the numbered frame, 60 bytes: the shortest that Ethernet has."""
+    """Return the frame with this number, 60 bytes long, the minimum of Ethernet."""
     return struct.pack("!6s6sHBxI", b"\x02" * 6, b"\x06" * 6, ETHERTYPE, 0, number).ljust(60, b"\0")
 
 
@@ -63,8 +61,7 @@ def xdp_redirect() -> str:
                 f"ip link add port_{port} type veth peer name host_{port} netns {hosts.path}",
                 f"ip link set port_{port} up",
             )
-        # The sender last: its device is ready when the command returns, others become so a little
-        # later.
+        # The sender last: its device is ready when the command returns, others a little later.
         hosts.run("ip link set host_b up", "ip link set host_a up")
         with switch.entered():
             out = socket.if_nametoindex("port_b")
@@ -85,7 +82,7 @@ def xdp_redirect() -> str:
 
 
 def clsact() -> str:
-    """Send frames through a TC program on a device's egress, and see that it changed them."""
+    """Send frames through a TC program on a device's egress, and check that it changed them."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
         program = f"bpf direct-action object-file {compile_bpf('probe')} section tc"
@@ -105,7 +102,7 @@ def clsact() -> str:
 
 
 def tcx() -> str:
-    """Send frames through a TC program that a link holds on a device's ingress, and see that it
+    """Send frames through a TC program that a link holds on a device's ingress, and check that it
     changed them.
     """
     with contextlib.ExitStack() as stack:
@@ -132,8 +129,7 @@ def tcx() -> str:
 def qdisc(options: str) -> str:
     """Put a queueing discipline on a device.
 
-    :param options: As one types it behind ``tc qdisc add dev DEV root``, such as ``netem delay
-        1ms``.
+    :param options: What follows ``tc qdisc add dev DEV root``, such as ``netem delay 1ms``.
     """
     with Namespace() as namespace:
         namespace.run(

@@ -3,18 +3,19 @@
 The status is summed by the same ring as the tensor, which costs no collective of its own. A
 histogram has a byte for each exponent, in which every rank counts itself once: the highest byte
 that is not zero is the exponent of the group's largest magnitude, since what a sum can do, a
-maximum can be made of. Behind it each rank has a record that no other rank writes.
+maximum can be made of. Behind it each rank has a record that no other rank writes: what tensor it
+reduces, and what is wrong with its values.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.kernel.abi import dtype
 from testbed.protocol.lanes import EXPONENTS
 
 __all__ = [
@@ -22,13 +23,15 @@ __all__ = [
     "Kind",
     "Status",
     "decode",
+    "describe",
     "encode",
     "finite_absmax",
+    "identity_of",
     "inspect",
     "status_bytes",
 ]
 
-_RECORD = struct.Struct("<B3xIQ")
+_RECORD = dtype("ring_status_record")
 
 
 class Kind(IntEnum):
@@ -63,31 +66,42 @@ class Status:
     """What a collective's status says.
 
     :param exponent: Of the group's largest finite magnitude.
+    :param identities: What each rank reduces, as `identity_of` says it.
     :param faults: One for each rank that has one.
     """
 
     exponent: int
+    identities: tuple[int, ...]
     faults: tuple[Fault, ...]
 
 
 def status_bytes(ranks: int) -> int:
     """Length of the status: a whole number of 64-bit words."""
-    return len(EXPONENTS) + ranks * _RECORD.size
+    return len(EXPONENTS) + ranks * _RECORD.itemsize
 
 
-def encode(ranks: int, rank: int, exponent: int, fault: Fault | None = None) -> bytes:
+def identity_of(size: int, bits: int) -> int:
+    """What ranks must agree on, in a number: elements of the tensor, and bits of a lane."""
+    return size << 8 | bits
+
+
+def describe(identity: int) -> str:
+    """What `identity_of` has put together, as an error says it."""
+    return f"{identity >> 8} elements in int{identity & 0xFF}"
+
+
+def encode(
+    ranks: int, rank: int, exponent: int, identity: int, fault: Fault | None = None
+) -> bytes:
     """One rank's summand."""
-    data = bytearray(status_bytes(ranks))
-    data[exponent - EXPONENTS.start] = 1
+    histogram, records = np.zeros(len(EXPONENTS), np.uint8), np.zeros(ranks, _RECORD)
+    histogram[exponent - EXPONENTS.start] = 1
+    records[rank]["identity"] = identity
     if fault is not None:
-        _RECORD.pack_into(
-            data,
-            len(EXPONENTS) + rank * _RECORD.size,
-            fault.kind,
-            min(fault.count, 0xFFFFFFFF),
-            fault.index,
-        )
-    return bytes(data)
+        records[rank]["kind"] = fault.kind
+        records[rank]["count"] = min(fault.count, 0xFFFFFFFF)
+        records[rank]["index"] = fault.index
+    return histogram.tobytes() + records.tobytes()
 
 
 def decode(ranks: int, data: bytes) -> Status:
@@ -99,12 +113,13 @@ def decode(ranks: int, data: bytes) -> Status:
     present = np.flatnonzero(histogram)
     if int(histogram.sum(dtype=np.int64)) != ranks:
         raise ValueError(f"status counts {int(histogram.sum(dtype=np.int64))} ranks, not {ranks}")
-    faults = []
-    for rank in range(ranks):
-        kind, count, index = _RECORD.unpack_from(data, len(EXPONENTS) + rank * _RECORD.size)
-        if kind:
-            faults.append(Fault(rank, Kind(kind), index, count))
-    return Status(EXPONENTS[int(present[-1])], tuple(faults))
+    records = np.frombuffer(data, _RECORD, ranks, len(EXPONENTS))
+    faults = tuple(
+        Fault(rank, Kind(record["kind"]), int(record["index"]), int(record["count"]))
+        for rank, record in enumerate(records)
+        if record["kind"]
+    )
+    return Status(EXPONENTS[int(present[-1])], tuple(records["identity"].tolist()), faults)
 
 
 def inspect(values: NDArray[np.float32], rank: int) -> Fault | None:

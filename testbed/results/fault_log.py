@@ -1,4 +1,4 @@
-"""The log of a run's faults: one row a rule that a frame has met, or an event."""
+"""The log of a run's faults: one row for each rule that a frame has met, and for each event."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +17,8 @@ FAULT_COLUMNS = {
     "fault": "int64",  # index in the scenario
     "action": "string",
     "time": "float64",  # seconds from the start of the turn; less than 0: while the ranks connected
-    "duration": "Float64",  # of an event, seconds
-    "hosts": "string",  # of an event; of a flood, switches
+    "duration": "Float64",  # events: seconds
+    "hosts": "string",  # events; for a flood, switches
     "sender": "string",
     "receiver": "string",
     "kind": "string",
@@ -30,7 +30,7 @@ FAULT_COLUMNS = {
     "argument": "UInt64",
     "length": "Int64",  # bytes of the frame
 }
-"""Columns; those of frames are empty for events, and the other way round."""
+"""Columns; those of frames are empty for events, and vice versa."""
 
 
 class FaultLog:
@@ -45,7 +45,7 @@ class FaultLog:
     def add(self, trial: int, backend: str, epoch: int, columns: Mapping[str, Any]) -> None:
         """Add rows of one turn.
 
-        :param columns: By name, of :data:`FAULT_COLUMNS`; equally long.
+        :param columns: By name, as in :data:`FAULT_COLUMNS`; all of equal length.
         """
         rows = pd.DataFrame(columns).assign(trial=trial, backend=backend, epoch=epoch)
         if len(rows):

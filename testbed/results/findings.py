@@ -1,5 +1,5 @@
-"""What the doctor finds, for a run's manifest: installed software is tried once a boot, all else
-before every run.
+"""The doctor's findings for a run's manifest: installed software is tried once per boot, everything
+else before every run.
 """
 
 import datetime
@@ -29,11 +29,11 @@ def findings(versions: Mapping[str, str], folder: Path | None = None) -> list[di
     """Return what ``testbed doctor`` finds, each with when it was tried (``tried``, UTC, ISO 8601).
 
     A success is cached until the machine reboots, packages change, or another user or interpreter
-    asks; what was missing is tried again. Devices, file systems and the kernel's parts are always
+    asks; what was missing is tried again. Devices, file systems and kernel features are always
     tried.
 
     :param versions: Versions of the Python packages.
-    :param folder: Where to keep what was found; without one, `cache_folder`.
+    :param folder: Where to cache findings; by default `cache_folder`.
     """
     from testbed.probes import PROBES, Level, find
 
@@ -63,8 +63,8 @@ def identity(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def read(place: Path, key: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the findings that are kept under a key, by name; none where there are none, or they
-    cannot be read.
+    """Return the findings cached under a key, by name; empty if there are none, or they cannot be
+    read.
     """
     try:
         kept = json.loads(place.read_text())
@@ -74,7 +74,7 @@ def read(place: Path, key: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def write(place: Path, value: Any) -> None:
-    """Keep a JSON value; where that cannot be, probing takes its time again."""
+    """Cache a JSON value; if that fails, probes will run again."""
     partial = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

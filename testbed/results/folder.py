@@ -1,8 +1,8 @@
-"""The folder of one run: taken early, by one run at a time, and written atomically.
+"""The folder of one run: locked early, used by one run at a time, and written atomically.
 
-A run that replaces another is written beside it, into ``<name>.partial``, and takes its place when
-it is complete, by a rename that exchanges the two folders: at any time there is a whole run. Files
-that are no run's come along.
+A run that replaces another is written next to it, into ``<name>.partial``, and takes its place when
+it is complete, by a rename that exchanges the two folders, so there is a complete run at any time.
+Files that belong to no run are kept.
 """
 
 import contextlib
@@ -43,15 +43,15 @@ log = logging.getLogger(__name__)
 
 
 class RunFolder(Closing):
-    """A folder that a run may fill, and no other at the time: it is locked until it is closed, or
-    this process ends.
+    """A folder that only one run at a time may fill: it is locked until it is closed or this
+    process ends.
 
-    A `TestbedError` that leaves the context says what is left, and where.
+    A `TestbedError` that leaves the context says what results remain, and where.
 
-    :param out: Made where it does not exist; then it goes again on closing, if nothing has come in.
-    :param overwrite: Replace a previous run there, once :meth:`publish` is called. Files that are
-        no run's stay.
-    :ivar path: Where to write: `out`, or as long as a previous run is there, a folder beside it.
+    :param out: Created if it does not exist, and removed again on closing if it is empty.
+    :param overwrite: Replace a previous run there when :meth:`publish` is called. Files that belong
+        to no run stay.
+    :ivar path: Where to write: `out`, or a folder next to it while a previous run is there.
     :raises SpecError: It holds something, or another run is being written there.
     :raises StorageError: It cannot be written, or its disk is full.
     """
@@ -72,7 +72,7 @@ class RunFolder(Closing):
                 free = shutil.disk_usage(self.path).free
                 if free < LEAST_FREE:
                     raise StorageError(
-                        f"--out {out}: its disk has {free >> 20} MiB left: needed are"
+                        f"--out {out}: its disk has {free >> 20} MiB left: must be at least"
                         f" {LEAST_FREE >> 20} MiB"
                     )
                 undo.pop_all()
@@ -83,11 +83,11 @@ class RunFolder(Closing):
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
-        """Return a folder that a run has filled already, to write into it again."""
+        """Return a folder that a run has already filled, in order to write into it again."""
         folder = cls.__new__(cls)
         folder.out = folder.path = path
-        folder._made = False
-        folder._locks = contextlib.ExitStack()
+        folder._made = False  # noqa: SLF001
+        folder._locks = contextlib.ExitStack()  # noqa: SLF001
         return folder
 
     @property
@@ -98,8 +98,8 @@ class RunFolder(Closing):
     def publish(self) -> None:
         """Replace the previous run, if there is one, with this complete one; atomic.
 
-        :raises StorageError: The disk does not take it. One of the two runs is in its place, the
-            other beside it.
+        :raises StorageError: The disk refuses it. One of the two runs is in its place, the other
+            next to it.
         """
         if not self.replaces:
             return
@@ -113,26 +113,24 @@ class RunFolder(Closing):
             exchange(beside, self._place)
             self.path = self.out
             for entry in foreign(beside):
-                if not os.path.lexists(self.out / entry.name):  # it has come meanwhile
+                if not os.path.lexists(self.out / entry.name):  # it has appeared meanwhile
                     entry.rename(self.out / entry.name)
             shutil.rmtree(beside)
         except OSError as error:
             raise StorageError(f"--out {self.out}: cannot be replaced: {reason(error)}") from error
 
     def remains(self) -> str:
-        """Say what a run that did not come to its end has left, and where; nothing where it has
-        measured nothing.
-        """
+        """Say what an unfinished run has left, and where; empty if it has measured nothing."""
         words = [f"results so far are in {self.path}"] if self._measured() else []
         if self.replaces:
             words.append(f"the previous run is still in {self.out}")
         return "; ".join(words)
 
     def close(self) -> None:
-        """Unlock it. Where it was made for this run, it goes again if nothing was measured, or
-        nothing has come in.
+        """Unlock it. If it was created for this run and nothing was measured or written, remove
+        it.
         """
-        with contextlib.suppress(OSError):  # it holds something, or is gone
+        with contextlib.suppress(OSError):  # it is not empty, or does not exist
             if self.replaces and not self._measured():
                 (self.path / "manifest.json").unlink(missing_ok=True)
                 self.path.rmdir()
@@ -152,7 +150,7 @@ class RunFolder(Closing):
 
     @property
     def _place(self) -> Path:
-        """The folder itself, by a name that can be given to another."""
+        """The folder itself, by a name whose target can be exchanged."""
         plain = self.out.name not in ("", "..") and not self.out.is_symlink()
         return self.out if plain else self.out.resolve()
 
@@ -160,10 +158,10 @@ class RunFolder(Closing):
         return (self.path / "results.parquet").exists()
 
     def _take(self, path: Path) -> bool:
-        """Lock a folder, made if it is not there; return whether it was.
+        """Lock a folder, and create it if necessary; return whether it was created.
 
-        By flock(2) of the folder itself: it ends with the process, however that ends, and leaves no
-        file behind.
+        Uses flock(2) on the folder itself: the lock ends with the process in any case, and leaves
+        no file behind.
         """
         while True:
             try:
@@ -189,15 +187,15 @@ class RunFolder(Closing):
                         path,
                         error.strerror,
                     )
-                # Who had the lock before may have removed the folder, or put another in its place,
-                # since it was opened.
+                # The previous holder of the lock may have removed or replaced the folder since it
+                # was opened.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(lock), os.stat(path)):
                         self._locks.push(stack.pop_all())
                         return made
 
     def _check_previous(self, overwrite: bool) -> None:
-        """Check that what is there may be replaced."""
+        """Check that the folder's content may be replaced."""
         try:
             is_run = read_manifest(self.out)["schema"] == SCHEMA
         except (SpecError, KeyError):
@@ -214,13 +212,12 @@ class RunFolder(Closing):
         if (mounted := os.path.ismount(real)) or Path.cwd().is_relative_to(real):
             what = "a mount point" if mounted else "the current folder"
             raise SpecError(
-                f"--out {self.out}: is {what}, which no other can take the place of: choose another"
-                " folder"
+                f"--out {self.out}: is {what}, which cannot be replaced: choose another folder"
             )
 
     def _beside(self) -> Path:
-        """Make and lock a folder beside the one that is to be replaced; what earlier runs have left
-        there stays.
+        """Create and lock a folder next to the one to be replaced, without touching what earlier
+        runs left there.
         """
         for number in itertools.count(1):
             beside = self._place.with_name(
@@ -233,7 +230,7 @@ class RunFolder(Closing):
         raise AssertionError("there are always more numbers")
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Write ``manifest.json``, replacing what was there; atomic."""
+        """Write ``manifest.json``, replacing any previous one; atomic."""
         text = json.dumps({"schema": SCHEMA, **manifest}, indent=2, allow_nan=False) + "\n"
         self.write("manifest.json", lambda place: place.write_text(text))
 
@@ -241,8 +238,8 @@ class RunFolder(Closing):
         """Write a file under another name first, then move it into place: readers see all of it or
         none.
 
-        :param writer: Writes the path that it is given.
-        :raises StorageError: The disk is full, or does not take it for another reason.
+        :param writer: Writes to the path that it is given.
+        :raises StorageError: The disk is full, or refuses it for another reason.
         """
         place = self.path / name
         partial = place.with_name(f".{place.name}.partial")
@@ -252,7 +249,7 @@ class RunFolder(Closing):
         except OSError as error:
             raise StorageError(f"{place}: cannot be written: {reason(error)}") from error
         finally:
-            with contextlib.suppress(OSError):  # such as a disk that is read-only by now
+            with contextlib.suppress(OSError):  # for example if the disk has become read-only
                 partial.unlink(missing_ok=True)
         return place
 
@@ -270,12 +267,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{place}: cannot be read: {error}") from error
     if not isinstance(manifest, dict):
-        raise SpecError(f"{place}: cannot be read: it holds no JSON object")
+        raise SpecError(f"{place}: cannot be read: it is not a JSON object")
     return manifest
 
 
 def foreign(path: Path) -> list[Path]:
-    """Return what a run's folder holds that is not the run's."""
+    """Return the entries of a run's folder that do not belong to the run."""
     return [
         entry
         for entry in path.iterdir()
@@ -284,8 +281,8 @@ def foreign(path: Path) -> list[Path]:
 
 
 def bring(source: Path, target: Path) -> None:
-    """Copy a file, or a folder with its content, to another place: as hard links where the file
-    system has them.
+    """Copy a file, or a folder with its content, to another place, as hard links if the file system
+    has them.
     """
 
     def link(entry: str | Path, copy: str | Path) -> None:
@@ -301,7 +298,7 @@ def bring(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two folders of one disk; atomic, where its file system can (renameat2(2))."""
+    """Exchange two folders on one disk; atomic if the file system supports it (renameat2(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not libc.renameat2(
         AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE
@@ -317,5 +314,5 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Return the kernel's words for an error; libraries put their own around them."""
+    """Return the kernel's message for an error, without what libraries add around it."""
     return os.strerror(error.errno) if error.errno else str(error)

@@ -18,8 +18,8 @@ COLUMNS = {
     "engine": "string",
     "backend": "string",
     "hosts": "int64",
-    "rank": "Int64",  # none: of all ranks together
-    "epoch": "Int64",  # none: of the whole training
+    "rank": "Int64",  # none: all ranks together
+    "epoch": "Int64",  # none: the whole training
     "metric": "string",
     "value": "float64",
     "unit": "string",
@@ -68,7 +68,7 @@ class Table:
 
         :param metric: A plain name, such as ``epoch_time``.
         :param unit: ``s``, ``B``, or what is counted; ``1`` for a ratio.
-        :param labels: What else tells it from others, as columns that other rows leave empty.
+        :param labels: What distinguishes it from others, as columns that are empty in other rows.
         """
         self._rows.append(
             (trial, self.engine, backend, self.hosts, rank, epoch, metric, value, unit)
@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has left: its folder, its manifest and its measurements."""
+    """What a run has written: its folder, its manifest and its measurements."""
 
     path: Path
     manifest: dict[str, Any]
@@ -106,8 +106,8 @@ class Run:
 
     @property
     def backends(self) -> list[str]:
-        """The backends that were measured, in the scenario's order, which is that of their first
-        turns.
+        """The backends that were measured, in the scenario's order, which is the order of their
+        first turns.
         """
         return list(dict.fromkeys(self.frame["backend"]))
 
@@ -119,8 +119,8 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run's folder.
 
-    :raises SpecError: It is no run's, or the run did not come to its end; then the table holds but
-        a part.
+    :raises SpecError: It is not a run's folder, or the run did not finish and the table is
+        incomplete.
     """
     manifest = read_manifest(path)
     try:

@@ -88,7 +88,7 @@ def run_into(
                 f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}"
             )
             with (
-                Fabric(plan) as fabric,
+                Fabric(plan, results=folder.path) as fabric,
                 Workers(fabric, scenario.system.affinity, session.modules) as workers,
             ):
                 faults = Faults(scenario, fabric, workers, table, log)

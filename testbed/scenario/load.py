@@ -78,7 +78,7 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
             continue
         section = changed.setdefault(name, {})
         if not isinstance(section, dict):
-            raise SpecError(f"--set {shown(setting)}: {name} is no table in the scenario")
+            raise SpecError(f"--set {shown(setting)}: {name} is not a table in the scenario")
         section[key] = value
     return changed
 

@@ -11,7 +11,7 @@ from testbed.soak.harness import Harness
 def main(seed: int, number: int, run_id: str) -> None:
     """Play until killed."""
     scenario = draw(seed, number)
-    with Harness(scenario.shape, run_id) as harness:
+    with Harness(scenario.shape, run_id, [scenario.backend]) as harness:
         while True:
             harness.play(scenario)
 

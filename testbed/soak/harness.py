@@ -4,19 +4,20 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from testbed.collectives import registry as backends
 from testbed.collectives.registry import BACKENDS
 from testbed.comm.backend import Counters, Datapath
 from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
 from testbed.core.errors import FaultError, WorkerDied
 from testbed.datapath import set_datapath
+from testbed.exchange import registry as exchanges
 from testbed.exchange.interface import ExchangeSpec
-from testbed.exchange.registry import modules_of
 from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.events import Event, Kill, Partition
@@ -38,9 +39,9 @@ from testbed.worker import Workers
 __all__ = ["Harness"]
 
 OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
-# seconds for a scenario's collectives: many times what they take, as others may keep the machine
-# busy
-DEADLINE = 120.0
+# seconds for a scenario's collectives, and more for each of them: many times what they take, as
+# others may keep the machine busy
+DEADLINE, DEADLINE_EACH = 120.0, 0.25
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
 GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
 MOST_RECORDS = (
@@ -55,11 +56,16 @@ class Harness:
     """A fabric with workers, from entering the context until leaving it.
 
     :param run_id: The fabric's; a random one where not given.
+    :param backends: What workers import before they are forked: some take seconds, and as long
+        again for each worker that imports them by itself.
     :ivar spent: A host has been killed: no more scenarios can be played here.
     """
 
-    def __init__(self, shape: Shape, run_id: str | None = None) -> None:
+    def __init__(
+        self, shape: Shape, run_id: str | None = None, backends: Iterable[str] = ()
+    ) -> None:
         self.shape = shape
+        self.backends = frozenset(backends)
         self.spent = False
         self.fabric = Fabric(shape.plan(), run_id)
         self._groups = itertools.cycle(range(1, MAX_GROUP_ID + 1))
@@ -67,7 +73,13 @@ class Harness:
         self._loaded: set[str] = set()
 
     def __enter__(self) -> "Harness":
-        modules = (calls.__name__, tap.__name__, attach.__name__, *modules_of(["pinch"]))
+        modules = (
+            calls.__name__,
+            tap.__name__,
+            attach.__name__,
+            *backends.modules_of(self.backends),
+            *exchanges.modules_of(["pinch"]),
+        )
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
             self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
@@ -255,7 +267,8 @@ class Phase:
 
     def work(self) -> None:
         """Do all collectives, in bounded time."""
-        deadline = DEADLINE if self.scenario.ending == "whole" else 2 * self.scenario.timeout
+        whole = DEADLINE + DEADLINE_EACH * self.scenario.collectives
+        deadline = whole if self.scenario.ending == "whole" else 2 * self.scenario.timeout
         arguments = {name: {"scenario": self.scenario} for name in self.names}
         self.works = self.harness.workers.call_all(
             calls.work, arguments, timeout=deadline, errors="return"

@@ -204,6 +204,11 @@ class Scenario:
         return [self.backend] * bool(self.groups) + ["pinch"] * bool(self.exchanges)
 
     @property
+    def collectives(self) -> int:
+        """All-reduces and aggregations, of all tasks."""
+        return sum(task.turns * task.rounds for task in self.tasks)
+
+    @property
     def system(self) -> str:
         """The same in words."""
         return " and ".join(self.systems)

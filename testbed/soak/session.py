@@ -94,10 +94,17 @@ class Soak:
     def _play(self, scenario: Scenario) -> Report:
         if scenario.killed_after is not None:
             return self._play_killed(scenario, scenario.killed_after)
-        if self._harness and (self._harness.spent or self._harness.shape != scenario.shape):
+        backends = {scenario.backend}
+        if self._harness and self._harness.shape == scenario.shape:
+            backends |= self._harness.backends
+        if self._harness and (
+            self._harness.spent
+            or self._harness.shape != scenario.shape
+            or self._harness.backends != backends
+        ):
             self._change()
         if self._harness is None:
-            self._harness = Harness(scenario.shape).__enter__()
+            self._harness = Harness(scenario.shape, backends=backends).__enter__()
         return self._harness.play(scenario)
 
     def _play_killed(self, scenario: Scenario, after: float) -> Report:

@@ -1,5 +1,5 @@
-"""``python -m testbed.worker --connect PATH --name NAME``: a worker, in the namespaces it is
-started in.
+"""``python -m testbed.worker --connect PATH --name NAME``: a worker, in the namespaces in which it
+is started.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a function that runs in a worker gets to know and to keep."""
+"""The context of a function that runs in a worker: its plan, resources and state."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,14 +16,14 @@ T = TypeVar("T")
 class WorkerContext:
     """First argument of every function that a controller calls in a worker.
 
-    :param name: Name of the worker: that of its host or switch, if it was not started by something
-        else.
+    :param name: Name of the worker: that of its host or switch, unless something else started it.
     :param kind: ``host`` or ``switch``.
     :param plan: Plan of the host or switch that the worker is in.
     :param fabric_plan: Plan of the whole fabric.
-    :param resources: Closed, last one first, when the worker ends.
-    :param kept: What calls keep for later calls, by its type: see :meth:`state`.
-    :param send_progress: Takes what :meth:`progress` is given to the controller.
+    :param resources: Closed in reverse order when the worker ends.
+    :param kept: What calls keep for later calls, by type: see :meth:`state`.
+    :param send_progress: Sends the argument of
+        :meth:`progress` to the controller.
     """
 
     name: str
@@ -36,7 +36,7 @@ class WorkerContext:
 
     @property
     def host(self) -> HostPlan:
-        """The plan, of a worker in a host.
+        """The plan, if the worker is in a host.
 
         :raises TypeError: The worker is in a switch.
         """
@@ -46,7 +46,7 @@ class WorkerContext:
 
     @property
     def switch(self) -> SwitchPlan:
-        """The plan, of a worker in a switch.
+        """The plan, if the worker is in a switch.
 
         :raises TypeError: The worker is in a host.
         """
@@ -55,25 +55,25 @@ class WorkerContext:
         return self.plan
 
     def state(self, kind: type[T]) -> T:
-        """Return the worker's only object of a class, made on first use, in which calls keep state
-        for later calls.
+        """Return the worker's only object of a class, created on first use, in which calls keep
+        state for later calls.
 
-        :param kind: Called without arguments; an object that takes some is given to :meth:`keep`.
+        :param kind: Called without arguments; for a class that takes arguments, use :meth:`keep`.
         """
         found = self.find(kind)
         return self.keep(kind()) if found is None else found
 
     def get(self, kind: type[T]) -> T:
-        """Return what an earlier call has kept of a class.
+        """Return the object of a class that an earlier call has kept.
 
-        :raises LookupError: None has.
+        :raises LookupError: There is none.
         """
         if (found := self.find(kind)) is None:
             raise LookupError(f"{self.name} keeps no {kind.__name__}")
         return found
 
     def find(self, kind: type[T]) -> T | None:
-        """Return what is kept of a class; None, if nothing is."""
+        """Return the kept object of a class, or None."""
         return self.kept.get(kind)
 
     def keep(self, value: T) -> T:
@@ -82,7 +82,7 @@ class WorkerContext:
         return value
 
     def drop(self, kind: type[T]) -> T | None:
-        """Keep nothing of a class any more; return what was kept."""
+        """Stop keeping the object of a class, and return it."""
         found: T | None = self.kept.pop(kind, None)
         return found
 

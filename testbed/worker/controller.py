@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Workers"]
 
-START_TIMEOUT = 30.0  # seconds; a busy box takes long to start 64 interpreters
-STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKILL
+START_TIMEOUT = 30.0  # seconds; a busy machine takes long to start 64 interpreters
+STOP_TIMEOUT = 2.0  # seconds for workers to close their resources, before SIGKILL
 
-# What workers of most fabrics use: their programs on links, and the testbed's own backend.
+# What workers of most fabrics use: the programs on links, and the testbed's own backend.
 MODULES = ("testbed.datapath.switch", "testbed.collectives.ring.xdp_ring")
 
 _OPEN: "WeakKeyDictionary[Fabric, Workers]" = WeakKeyDictionary()
@@ -38,17 +38,17 @@ _OPEN: "WeakKeyDictionary[Fabric, Workers]" = WeakKeyDictionary()
 class Workers(Mapping[str, Worker]):
     """All workers of a fabric, by name. A context manager; for one thread at a time.
 
-    Workers die with the thread that entered the context (PR_SET_PDEATHSIG), so enter it in one that
-    lasts.
+    Workers are killed when the thread that entered the context exits (PR_SET_PDEATHSIG), so enter
+    it in a thread that lasts.
 
-    All are copies of one process, which has imported what most of them need: an interpreter and its
-    libraries take seconds a worker otherwise.
+    All are forked from one process, which has imported the modules that most of them need; starting
+    an interpreter with its libraries would take seconds per worker.
 
     :param fabric: A fabric that is up.
     :param affinity: ``rank`` binds the worker of rank r, and with it the softirqs that its system
         calls raise, to CPU r modulo the number of CPUs; ``none`` leaves it to the scheduler.
-    :param modules: What to import before workers start, beside what all fabrics need; worth naming
-        for what takes long, as torch does.
+    :param modules: Modules to import before workers start, in addition to those that all fabrics
+        need; useful for modules that take long, such as torch.
     :raises SpecError: ``affinity`` is neither.
     """
 
@@ -81,14 +81,13 @@ class Workers(Mapping[str, Worker]):
     def __enter__(self) -> Self:
         if Workers.find(self.fabric):
             raise FabricError("this fabric has workers already")
-        # Where nothing is compiled yet, a rank that compiles would keep others waiting beyond their
-        # timeouts.
+        # Compile now: a rank that compiled later would keep others waiting beyond their timeouts.
         compile_all()
         native.compile_all()
         with ExitStack() as stack:
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            # The directory is root's alone. The key keeps out workers of an earlier run with the
-            # same id.
+            # Only root can access the directory. The key keeps out workers of an earlier run with
+            # the same id.
             self._key_path.write_bytes(self._key)
             stack.callback(self._key_path.unlink)
             self._listener.bind(str(self.path))
@@ -142,7 +141,7 @@ class Workers(Mapping[str, Worker]):
 
         :param function: A module-level function, sent by name.
         :param arguments: Keyword arguments by worker's name, or names alone.
-        :param timeout: Seconds until all have to have answered.
+        :param timeout: Seconds within which all have to answer.
         :param on_progress: Called with a worker's name and what its function gave to
             ``context.progress``.
         :param errors: ``raise`` the first exception that a function raises, with a note that holds
@@ -152,7 +151,7 @@ class Workers(Mapping[str, Worker]):
         :return: Results by worker's name, in the order of ``arguments``.
         :raises WorkerDied: A worker of the fabric has died, whether or not it was called; one whose
             death is expected only if it was called.
-        :raises WorkerTimeout: The time is over.
+        :raises WorkerTimeout: The timeout has expired.
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
             raise TypeError(
@@ -187,7 +186,7 @@ class Workers(Mapping[str, Worker]):
                         if errors == "raise":
                             raise message
                 elif message.number != number:
-                    continue  # from a worker that is not in this call, about an earlier one
+                    continue  # from a worker that is not part of this call, about an earlier one
                 elif isinstance(message, Progress):
                     if on_progress:
                         on_progress(worker.name, message.value)
@@ -204,11 +203,10 @@ class Workers(Mapping[str, Worker]):
         """Accept workers that something else starts, such as mpirun, in the namespaces of their
         host.
 
-        What has to run there is ``python -m testbed.worker --connect PATH --name NAME``, with
-        :attr:`path` as PATH.
+        They run ``python -m testbed.worker --connect PATH --name NAME``, with :attr:`path` as PATH.
 
         :param names: Name of the host by name of the worker.
-        :param timeout: Seconds until all have to have connected.
+        :param timeout: Seconds within which all have to connect.
         :raises WorkerTimeout: One has not.
         """
         for name, node in names.items():
@@ -224,7 +222,7 @@ class Workers(Mapping[str, Worker]):
             raise
 
     def dismiss(self, names: Iterable[str]) -> None:
-        """Stop workers that :meth:`expect` let in, and forget them."""
+        """Stop and forget workers that :meth:`expect` has accepted."""
         for name in names:
             worker = self._workers.pop(name)
             worker.stop()
@@ -233,7 +231,7 @@ class Workers(Mapping[str, Worker]):
     def expect_death(self, node: str) -> list[str]:
         """Expect a node's workers to die from now on: calls to others go on without them.
 
-        May be called by any thread, also while another waits in :meth:`call_all`.
+        Any thread may call this, even while another waits in :meth:`call_all`.
 
         :param node: Name of a host or switch.
         :return: The names of its workers, those that have joined included.
@@ -254,7 +252,7 @@ class Workers(Mapping[str, Worker]):
         """
         from testbed.host.processes import (
             kill,
-        )  # workers import this module, too, and have no use for Mininet
+        )  # workers import this module, too, and do not need Mininet
 
         listed = {f"worker {name}" for name in self.expect_death(node)}
         kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)
@@ -262,7 +260,7 @@ class Workers(Mapping[str, Worker]):
     def check(self, timeout: float | None = 0.0) -> None:
         """Raise `WorkerDied` if a worker exits unexpectedly.
 
-        :param timeout: Seconds; ``None`` is for ever.
+        :param timeout: Seconds; ``None``: no limit.
         :raises WorkerDied: One has died.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -283,7 +281,9 @@ class Workers(Mapping[str, Worker]):
         """Let ``names`` connect."""
         deadline = time.monotonic() + timeout
         with ExitStack() as stack:
-            ends: dict[int, Worker] = {}  # by a descriptor that tells of the process's end
+            ends: dict[
+                int, Worker
+            ] = {}  # by a descriptor that becomes readable when the process ends
             for worker in map(self._workers.__getitem__, names):
                 if worker.process:
                     descriptor = os.pidfd_open(worker.pid)
@@ -325,8 +325,8 @@ class Workers(Mapping[str, Worker]):
     def _await_idle(self, names: Iterable[str], deadline: float | None) -> None:
         """Discard late answers to abandoned calls until these workers have none left.
 
-        A worker that is still sending one would not read a new call, and large ones do not fit into
-        the socket.
+        A worker that is still sending an answer would not read a new call, and large answers do not
+        fit into the socket buffer.
         """
         while busy := [name for name in names if self._workers[name].pending]:
             if not self._receive(deadline):
@@ -337,10 +337,10 @@ class Workers(Mapping[str, Worker]):
     def _receive(
         self, deadline: float | None
     ) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
-        """Return one message of each worker that sent one, or how it died; nothing when the time is
-        over.
+        """Return one message of each worker that has sent one, or its death; nothing if the timeout
+        expires.
 
-        All workers are listened to, so that the death of any is seen at once.
+        It listens to all workers, so that it notices the death of any at once.
         """
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         open_workers = {w.connection: w for w in self._workers.values() if w.connection}

@@ -1,7 +1,6 @@
-"""``python -m testbed.worker.fork --connect PATH``: import modules, and fork workers, as told.
+"""``python -m testbed.worker.fork --connect PATH``: import modules and fork workers on request.
 
-What it is told comes by standard input, a socket, as a line of JSON; each gets a line with a number
-for an answer.
+Each request is a line of JSON on standard input, a socket, and its answer is a line with a number.
 """
 
 import argparse
@@ -28,7 +27,7 @@ CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000  # linux/sched.h
 
 
 def main() -> None:
-    """Fork workers until the controller closes the socket; be one of them."""
+    """Fork workers until the controller closes the socket; each worker continues in here."""
     parser = argparse.ArgumentParser(prog="python -m testbed.worker.fork", description=__doc__)
     parser.add_argument(
         "--connect", type=Path, required=True, metavar="PATH", help="the controller's socket"
@@ -42,8 +41,8 @@ def main() -> None:
 
 
 def born() -> str | None:
-    """Return in each worker, with its name, and in the forkserver when there is nothing more to do,
-    with `None`.
+    """Return the name in each worker, and `None` in the forkserver when there is nothing more to
+    do.
     """
     with socket.socket(fileno=os.dup(0)) as wire, wire.makefile("rw") as lines:
         for line in lines:
@@ -67,20 +66,20 @@ def born() -> str | None:
 
 
 def learn(path: list[str], modules: list[str]) -> None:
-    """Import modules, for all workers to come."""
+    """Import modules for all future workers."""
     sys.path.extend(entry for entry in path if entry not in sys.path)
     for module in modules:
         with suppress(ImportError):  # a call that needs the module reports the error
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # no collection in a worker writes to the pages that all share
+    gc.freeze()  # so that garbage collection in a worker does not write to the shared pages
 
 
 def settle(holder: int, log: Path) -> None:
-    """Move into the namespaces of a process, with output of one's own: what ``mnexec -a`` does."""
-    # A Ctrl-C at the terminal is the controller's. Not a session of its own: autogroups (sched(7))
-    # give each session its share, and ranks that wait with sched_yield would only yield to
-    # themselves.
+    """Move into the namespaces of a process and redirect the output, as ``mnexec -a`` does."""
+    # A Ctrl-C at the terminal is for the controller. This must not be a new session: autogroups
+    # (sched(7)) give each session its share, and ranks that wait with sched_yield would only yield
+    # to themselves.
     os.setpgid(0, 0)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -98,7 +97,7 @@ def settle(holder: int, log: Path) -> None:
 
 
 def ended(function: Callable[[], None]) -> int:
-    """Call a function as an interpreter calls a program; return the exit status."""
+    """Call a function as an interpreter runs a program; return the exit status."""
     try:
         function()
     except SystemExit as leaving:
@@ -112,9 +111,9 @@ def ended(function: Callable[[], None]) -> int:
 
 if __name__ == "__main__":
     status = ended(main)
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: taking apart what has been imported dirties all of its pages, and takes longer
+    # Not sys.exit: tearing down the imported modules dirties all of their pages, and takes longer
     # than most tasks.
     os._exit(status)

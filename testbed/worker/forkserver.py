@@ -1,7 +1,7 @@
-"""The process that workers are forked from: it imports what they need once, and forks one into each
-node's namespaces.
+"""The process from which workers are forked: it imports what they need once, and forks one into
+each node's namespaces.
 
-The controller's side. What runs there is :mod:`testbed.worker.fork`.
+This is the controller's side; the process runs :mod:`testbed.worker.fork`.
 """
 
 import json
@@ -31,8 +31,8 @@ STOP_TIMEOUT = 2.0  # seconds
 
 
 class Process:
-    """A process that a forkserver has forked: what is used of :class:`subprocess.Popen`, though it
-    is no child of this one.
+    """A process that a forkserver has forked: the part of :class:`subprocess.Popen` that is needed,
+    for a process that is not a child of this one.
     """
 
     def __init__(self, forkserver: "Forkserver", pid: int) -> None:
@@ -40,7 +40,9 @@ class Process:
         #: Its exit status, negative for a signal, once :meth:`wait` has seen its end.
         self.returncode: int | None = None
         self._forkserver = forkserver
-        self._end = os.pidfd_open(pid)  # a zombie until the forkserver is asked for its status
+        self._end = os.pidfd_open(
+            pid
+        )  # it stays a zombie until the forkserver is asked for its status
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit status when it has ended.
@@ -62,18 +64,18 @@ class Process:
 
 
 class Forkserver(Closing):
-    """The process that forks a fabric's workers, from the constructor to :meth:`close`. It ends
-    with the thread that made it.
+    """The process that forks a fabric's workers, from the constructor to :meth:`close`. It is
+    killed when the thread that created it exits.
 
     :param fabric: A fabric that is up.
     :param connect: The controller's socket, for workers to connect to.
-    :param modules: What to import before the first worker is born; what is not there is left out.
+    :param modules: Modules to import before the first worker is forked; missing ones are skipped.
     :raises FabricError: It died.
     """
 
     def __init__(self, fabric: "Fabric", connect: Path, modules: Iterable[str]) -> None:
         self._log = fabric.directory / "forkserver.log"
-        self._lock = threading.Lock()  # deaths are looked into by any thread
+        self._lock = threading.Lock()  # any thread may ask for the status of a dead worker
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -82,7 +84,7 @@ class Forkserver(Closing):
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # as its workers: a Ctrl-C at the terminal is the controller's
+                process_group=0,  # like its workers: a Ctrl-C at the terminal is for the controller
             )
         self._wire = ours.makefile("rw")
         ours.close()  # the file holds it
@@ -95,8 +97,8 @@ class Forkserver(Closing):
     def fork(self, name: str, holder: int, log: Path) -> Process:
         """Start a worker.
 
-        :param holder: Process id of who holds the namespaces that it is to be in.
-        :param log: Where its output goes; a file that is there.
+        :param holder: Process id of the holder of its namespaces.
+        :param log: Where its output goes; an existing file.
         :raises FabricError: The forkserver has died.
         """
         return Process(self, self._order({"name": name, "holder": holder, "log": str(log)}))
@@ -107,12 +109,12 @@ class Forkserver(Closing):
         return -signal.SIGKILL if status is None else status  # workers die with the forkserver
 
     def close(self) -> None:
-        """Let it end; workers should have ended before."""
+        """Let it end; workers should have ended before that."""
         with suppress(OSError):
             self._wire.close()
         try:
             self._process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:  # it is stopped, or still imports
+        except subprocess.TimeoutExpired:  # it is stopped, or still importing
             self._process.kill()
             self._process.wait()
 

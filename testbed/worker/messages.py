@@ -26,7 +26,7 @@ class Hello:
 class Welcome:
     """The controller's answer.
 
-    :param path: The controller's ``sys.path``, so that what it can import its workers can, too.
+    :param path: The controller's ``sys.path``, so that workers can import whatever it can.
     """
 
     kind: Literal["host", "switch"]
@@ -39,7 +39,7 @@ class Welcome:
 class Call:
     """Call ``module.qualname(context, **arguments)``.
 
-    :param number: Answers carry it, so that late answers to an abandoned call can be discarded.
+    :param number: Repeated in answers, so that late answers to an abandoned call can be discarded.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Progress:
-    """News from a call that goes on."""
+    """Progress of a call that is still running."""
 
     number: int
     value: Any

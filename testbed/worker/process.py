@@ -47,9 +47,9 @@ class Worker:
         self.connection: Connection | None = None
         #: Numbers of the calls that it has not answered.
         self.pending: set[int] = set()
-        #: Whether its death is no surprise: see :meth:`testbed.worker.Workers.expect_death`.
+        #: Whether its death is expected: see :meth:`testbed.worker.Workers.expect_death`.
         self.may_die = False
-        #: How it died, once that was seen of a worker that may.
+        #: How it died, once an expected death has been noticed.
         self.death: WorkerDied | None = None
         self._workers = workers
 
@@ -57,14 +57,14 @@ class Worker:
         """Call ``function(context, **arguments)`` there: :meth:`testbed.worker.Workers.call_all`
         for one.
 
-        All keywords are the function's; a time limit or progress is had with ``call_all``.
+        All keywords go to the function; use ``call_all`` for a timeout or progress.
         """
         return self._workers.call_all(function, {self.name: arguments})[self.name]
 
     def send(self, message: Any) -> None:
         """Send a message.
 
-        :raises WorkerDied: Nobody is there to read it.
+        :raises WorkerDied: Its connection is closed.
         """
         if self.death:
             raise self.death
@@ -75,8 +75,8 @@ class Worker:
             raise self.died() from None
 
     def died(self) -> WorkerDied:
-        """The error to raise when its connection has ended; from then on it is left out, if it may
-        die.
+        """The error to raise when its connection has ended; if its death is expected, later calls
+        skip it.
         """
         status = None
         if self.process:
@@ -93,7 +93,9 @@ class Worker:
         return death
 
     def stop(self) -> None:
-        """Ask an idle worker to stop; kill a busy one, since what it waits for may never come."""
+        """Ask an idle worker to stop; kill a busy one, because it may be waiting for something that
+        never arrives.
+        """
         if self.pending and self.process:
             self.process.kill()
         elif self.connection:

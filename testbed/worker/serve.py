@@ -1,4 +1,6 @@
-"""The worker's side: connect to the controller, serve calls until it says stop or goes away."""
+"""The worker's side: connect to the controller, and serve calls until it sends Stop or
+disconnects.
+"""
 
 import ctypes
 import importlib
@@ -28,15 +30,15 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # it exited before the call
         os.kill(os.getpid(), number)
 
 
 def serve(path: Path, name: str) -> None:
     """Serve calls, one at a time, until the controller ends it.
 
-    :param path: The controller's socket. The key that both sides prove to have lies beside it, in
-        ``<path>.key``.
+    :param path: The controller's socket. The key with which both sides authenticate is next to it,
+        in ``<path>.key``.
     :param name: Name of this worker.
     """
     # A Ctrl-C at the terminal is for the controller, which then stops its workers.
@@ -73,7 +75,7 @@ def _answer(connection: Connection, context: WorkerContext, call: Call) -> None:
         if isinstance(answer, Failure):
             pickle.loads(
                 data
-            )  # exceptions whose arguments are not their constructor's only fail when read
+            )  # exceptions whose arguments do not fit their constructor fail when unpickled
     except Exception as error:
         text = answer.traceback if isinstance(answer, Failure) else traceback.format_exc()
         what = (

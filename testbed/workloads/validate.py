@@ -67,7 +67,7 @@ def _check_hosts(fabric: FabricOptions, faults: Sequence[Fault]) -> None:
         if strangers := [name for name in names if name not in known]:
             allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
             raise ValueError(
-                f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: must be"
+                f"faults[{index}].{key}: {strangers[0]} is not a host of this fabric: must be"
                 f" {allowed}"
             )
 
@@ -78,7 +78,7 @@ def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
         for name in fault.switches if isinstance(fault, Flood) else ():
             if name not in known:
                 raise ValueError(
-                    f"faults[{index}].switches: {name} is no switch of this fabric: must be"
+                    f"faults[{index}].switches: {name} is not a switch of this fabric: must be"
                     f" {', '.join(known)}"
                 )
 

@@ -97,7 +97,7 @@ def test_answer_when_sockets_win(make_run: RunMaker) -> None:
 
 def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.400, "tcp-ring": 0.404}))))
-    assert "take them as equal" in text
+    assert "treat them as equal" in text
     assert "Where it lies" not in text
 
 
@@ -147,8 +147,8 @@ def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMake
     )
     assert (
         lost
-        == "Caution: faults.parquet lacks 2,100 records (2,100 of tcp-ring), which came faster than"
-        " they were written; faults are counted all the same."
+        == "Caution: faults.parquet lacks 2,100 records (2,100 of tcp-ring), which arrived faster"
+        " than they could be written; faults are counted all the same."
     )
     assert first.startswith("xdp-ring was fastest")
 

@@ -112,7 +112,7 @@ def test_nothing_is_cut_off_where_the_terminal_is_narrow() -> None:
 def test_a_program_that_is_not_there(run_id: str) -> None:
     answer = call("exec", "--run", run_id, "h1", "--", "nonsense", "-x")
     assert (answer.stderr, answer.returncode) == (
-        "error: nonsense: is no program on PATH, nor a file that can be run\n",
+        "error: nonsense: is not a program on PATH or an executable file\n",
         127,
     )
     answer = call("exec", "--run", run_id, "h1", "--")
@@ -176,7 +176,7 @@ def test_runs_of_other_commands_are_only_meant_by_name(tmp_path: Path) -> None:
             find_run(root=tmp_path)
         assert (
             str(none.value)
-            == "no run is up; `testbed up` starts one; mine of other commands can be named"
+            == "no run is up; `testbed up` starts one; other commands' runs can be named: mine"
         )
         with Fabric(plan, "lab", tmp_path, kept=True):
             assert find_run(root=tmp_path).run_id == "lab"

@@ -14,6 +14,7 @@ from testbed.cli.run import default_folder
 from testbed.core.errors import SpecError
 from testbed.scenario import parse_scenario
 
+TESTBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 SCENARIO = '[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\n'
 
 
@@ -59,9 +60,7 @@ def test_default_folder_is_named_by_scenario_and_time() -> None:
 
 def command(scenario: Path, out: Path, *arguments: str, epochs: int = 500) -> list[str]:
     line = [
-        sys.executable,
-        "-c",
-        "from testbed.cli import main; main()",
+        *TESTBED,
         "run",
         str(scenario),
         "--out",
@@ -168,6 +167,21 @@ def test_runs_into_one_folder(
         assert (
             json.loads((tmp_path / name / "manifest.json").read_text())["status"] == "interrupted"
         )
+
+
+@pytest.mark.net
+def test_clean_names_what_a_killed_run_was_writing(
+    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "run"
+    interrupt(command(scenario, out), signal.SIGTERM, "tcp-ring: epoch 1 ")
+    line = command(scenario, out, "--overwrite")
+    assert interrupt(line, signal.SIGKILL, "tcp-ring: epoch 1 ")[0] == -signal.SIGKILL
+    done = subprocess.run([*TESTBED, "clean"], capture_output=True, text=True, check=True)
+    beside = tmp_path / "run.partial"
+    assert f": what it has written stays in {beside}\n" in done.stdout
+    assert json.loads((beside / "manifest.json").read_text())["status"] == "running"
 
 
 FILLED = """

@@ -232,7 +232,7 @@ def test_the_sequence_number_wraps(four, bits) -> None:
 
 
 def seq_in(context, group_id):
-    return kept(context)[group_id]._seq
+    return kept(context)[group_id].seq
 
 
 @net
@@ -285,14 +285,14 @@ def test_a_status_tells_32_ranks_apart() -> None:
     fills its record.
     """
     total = np.sum(
-        [np.frombuffer(encode(32, rank, 5), np.uint64) for rank in range(32)],
+        [np.frombuffer(encode(32, rank, 5, 0), np.uint64) for rank in range(32)],
         axis=0,
         dtype=np.uint64,
     )
     assert decode(32, total.tobytes()).exponent == 5
     for bad in range(32):
         fault = Fault(bad, Kind.INFINITY, (1 << 31) - 1, 0xFFFFFFFF)
-        parts = [encode(32, rank, rank, fault if rank == bad else None) for rank in range(32)]
+        parts = [encode(32, rank, rank, 0, fault if rank == bad else None) for rank in range(32)]
         summed = np.sum([np.frombuffer(part, np.uint64) for part in parts], axis=0, dtype=np.uint64)
         status = decode(32, summed.tobytes())
         assert (status.exponent, status.faults) == (31, (fault,))

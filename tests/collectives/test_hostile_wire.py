@@ -121,11 +121,11 @@ def lower(sender: Member, to: Member, length: int) -> bytes:
 
 
 def seq_in(context) -> int:
-    return kept(context)[0]._seq
+    return kept(context)[0].seq
 
 
 def tensors_in(context) -> list[tuple[int, int, int]]:
-    kinds = kept(context)[0]._tensors.values()
+    kinds = kept(context)[0].tensors.values()
     return [
         (kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent)) for kind in kinds
     ]

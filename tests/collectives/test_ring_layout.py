@@ -29,12 +29,14 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     layout = Layout.plan(count, lanes, chunk_bytes)
     assert layout.count == count
     assert layout.status == status_bytes(lanes.ranks)
-    # The status begins at the next word behind the lanes, so that no word is shared.
-    assert 0 <= layout.data - count * lanes.bytes < 8
-    assert layout.data % 8 == 0
-    # All fits, and not a chunk more than needed.
+    # All fits, and not a chunk more than needed; the status shares no word with the lanes.
     usable = (layout.length if layout.total > 1 else chunk_bytes) - CHECK_BYTES
-    assert (layout.total - 1) * usable < layout.data + layout.status <= layout.total * usable
+    needed = -(-count * lanes.bytes // 8) * 8 + layout.status
+    assert (layout.total - 1) * usable < needed <= layout.total * usable
+    # The status is at the very end.
+    assert layout.status_at % 8 == 0
+    assert layout.status_at >= needed - layout.status
+    assert layout.status_at + layout.status == layout.total * (layout.length - CHECK_BYTES)
     assert layout.length % BLOCK == 0
     assert 0 < layout.length <= chunk_bytes
     if layout.total > 1:
@@ -43,7 +45,7 @@ def test_layout(count, lanes, chunk_bytes) -> None:
         assert layout.length == chunk_bytes or chunk_bytes > LINEAR_PAYLOAD
         assert layout.length == chunk_bytes or layout.total <= lanes.ranks
     else:
-        assert 0 <= layout.length - (layout.data + layout.status + CHECK_BYTES) < BLOCK
+        assert 0 <= layout.length - (needed + CHECK_BYTES) < BLOCK
     # Blocks are whole chunks: few of them, and none too small to be worth a doorbell.
     whole = count // (usable // lanes.bytes)
     assert layout.block * BLOCKS >= whole
@@ -72,7 +74,7 @@ def test_the_status_is_found_again(count, lanes, chunk_bytes) -> None:
     usable = layout.length - CHECK_BYTES
     stream = np.zeros(layout.total * usable, np.uint8)
     status = np.arange(1, 1 + layout.status, dtype=np.uint64).astype(np.uint8)
-    stream[layout.data : layout.data + layout.status] = status
+    stream[layout.status_at : layout.status_at + layout.status] = status
     memory = np.full((layout.total, chunk_bytes), 9, np.uint8)
     memory[:, :usable] = stream.reshape(layout.total, usable)
     assert layout.status_in(memory.reshape(-1), chunk_bytes) == status.tobytes()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -196,6 +197,34 @@ def test_different_lengths_are_an_error_not_a_wrong_sum(ring4):
     answers = workers.call_all(reduce_values_in, values, errors="return", timeout=30)
     assert all(isinstance(answer, CollectiveError) for answer in answers.values())
     assert any("different" in str(answer) for answer in answers.values()), answers
+
+
+SAME_TAG = 101_402, 102_000  # their tags are equal, and they take as many frames
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_different_lengths_that_no_frame_tells_apart_are_an_error_at_once(ring4, known):
+    """Whether the ranks first agree on a scale, or have reduced tensors of both sizes before."""
+    plan, workers = ring4
+    hosts = plan.hosts[:2]
+    connect(workers, hosts, lanes="int16", capacity=1 << 18, timeout=10.0)
+    if known:
+        check(all_reduce(workers, hosts, SAME_TAG), SAME_TAG, 16)
+    values = {
+        host.name: {"values": np.ones(size)} for host, size in zip(hosts, SAME_TAG, strict=True)
+    }
+    start = time.monotonic()
+    answers = workers.call_all(reduce_values_in, values, errors="return", timeout=30)
+    assert time.monotonic() - start < 10.0
+    for answer, here, there, other in (
+        (answers["h1"], *SAME_TAG, "rank 1 (h2)"),
+        (answers["h2"], *SAME_TAG[::-1], "rank 0 (h1)"),
+    ):
+        assert isinstance(answer, CollectiveError)
+        assert (
+            f"the ranks reduce different tensors: {here} elements in int16 here, {other}"
+            f" {there} elements in int16 (all-reduce "
+        ) in str(answer)
 
 
 def test_a_rank_that_left_the_group_is_named(ring4):

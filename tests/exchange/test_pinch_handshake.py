@@ -161,14 +161,13 @@ def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
 def move_to(context: WorkerContext, number: int, seq: int) -> None:
     """Let all exchanges up to a sequence number have been."""
     exchange, _ = kept(context)[f"pinch/{number}"]
+    maps = exchange.port.maps
     for name in ("seen", "acked"):
-        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64(
-            (seq - 1) << 32
-        )
-    exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
-    exchange._port.control.progress = seq - 1 << 32
-    exchange._seq = seq - 1
-    exchange._open()
+        maps.by_name[f"pinch_{name}"].view()[:] = np.uint64((seq - 1) << 32)
+    maps.peers["ours"] = maps.peers["theirs"] = 0
+    maps.control.progress = seq - 1 << 32
+    exchange.port.process.seq = seq - 1
+    exchange.open_next()
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -194,7 +193,7 @@ def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
 
 def seq_of(context: WorkerContext, number: int) -> int:
     exchange, _ = kept(context)[f"pinch/{number}"]
-    found: int = exchange._port.seq
+    found: int = exchange.statistics()["seq"]
     return found
 
 

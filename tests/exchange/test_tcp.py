@@ -318,7 +318,7 @@ def test_ranks_that_disagree(name: str) -> None:
             np.ones((exchange.spec.halo.num_owned, 3 + rank), np.float32)
         ),
     )
-    what = "sent what is not due: ranks differ in halos, dim, or how often they call"
+    what = "sent unexpected data: ranks differ in halos, dim, or number of calls"
     for result in results:
         assert str(result) in {f"{name}: rank {rank} (h{rank + 1}) {what}" for rank in (0, 1)}
 

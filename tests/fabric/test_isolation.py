@@ -203,9 +203,9 @@ def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
 
 def post_in(context) -> None:
     """Post a work request, a probe, without a kick."""
-    kept(context)[0]._port.post(WrKind.PROBE, 0, 1 - kept(context)[0].spec.rank)
+    kept(context)[0].port.post(WrKind.PROBE, 0, 1 - kept(context)[0].spec.rank)
 
 
 def waiting_in(context) -> int:
-    control = kept(context)[0]._port.control
+    control = kept(context)[0].port.control
     return control.sq_tail - control.sq_head & 0xFFFFFFFF

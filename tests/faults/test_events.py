@@ -177,31 +177,33 @@ def test_what_they_are_about() -> None:
     [
         ("boom", f"action 'boom' is unknown: must be one of {', '.join(MODELS)}"),
         ("drop p", "'p' is not key=value"),
-        ("kill", "hosts is missing: must be hosts such as h2, several by comma, each once"),
+        ("kill", "hosts is missing: must be hosts such as h2, separated by commas, each once"),
         ("kill host=h2 for=1", "for is unknown: must be one of at, hosts"),
         ("pause host=h2 hosts=h3", "host is unknown: must be one of at, hosts, for"),
         (
             "pause host=h2,h2",
-            "hosts = h2,h2: must be hosts such as h2, several by comma, each once",
+            "hosts = h2,h2: must be hosts such as h2, separated by commas, each once",
         ),
         (
             "flood",
             (
-                "switches is missing: must be switches such as s1 or leaf2, several by comma, each"
+                "switches is missing: must be switches such as s1 or leaf2, separated by commas,"
+                " each"
                 " once"
             ),
         ),
         (
             "flood switch=h1",
-            "switches = h1: must be switches such as s1 or leaf2, several by comma, each once",
+            "switches = h1: must be switches such as s1 or leaf2, separated by commas, each once",
         ),
         (
             "flood switches=s1,s1",
-            "switches = s1,s1: must be switches such as s1 or leaf2, several by comma, each once",
+            "switches = s1,s1: must be switches such as s1 or leaf2, separated by commas, each"
+            " once",
         ),
         (
             "flood switch=*",
-            "switches = *: must be switches such as s1 or leaf2, several by comma, each once",
+            "switches = *: must be switches such as s1 or leaf2, separated by commas, each once",
         ),
         ("flood switch=s1 host=h2", "hosts is unknown: must be one of at, for, switches"),
         ("kill host=h2 switch=s1", "switches is unknown: must be one of at, hosts"),

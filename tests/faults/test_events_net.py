@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import testbed.faults.timeline
 from testbed.core.errors import FabricError, SpecError, WorkerDied
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
@@ -267,14 +268,14 @@ def test_leaving_early_undoes_what_is_in_force_and_does_no_more(
 def test_an_interrupt_while_the_first_events_happen_undoes_them(
     fabric: Fabric, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply = Timeline._apply
+    @contextlib.contextmanager
+    def interrupted(*arguments: Any) -> Iterator[None]:
+        with paused(*arguments):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)  # the main thread waits for the second event when it is interrupted
+            yield
 
-    def interrupted(*arguments: Any) -> None:
-        apply(*arguments)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)  # the main thread waits for the second event when it is interrupted
-
-    monkeypatch.setattr(Timeline, "_apply", interrupted)
+    monkeypatch.setattr(testbed.faults.timeline, "paused", interrupted)
     timeline = Timeline(fabric, workers, [Pause(hosts="h3"), Slow(hosts="h1", share=0.5)])  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt), timeline:
         pytest.fail("it was not interrupted")

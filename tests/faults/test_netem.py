@@ -108,10 +108,16 @@ def test_rules_of_one_receiver_are_one_qdisc() -> None:
         ),
         (
             "duplicate copies=2",
-            "netem: duplicate: copies = 2: must be 1, since netem knows no other",
+            "netem: duplicate: copies = 2: must be 1, since netem supports nothing else",
         ),
-        ("corrupt bits=8", "netem: corrupt: bits = 8: must be 1, since netem knows no other"),
-        ("reorder behind=3", "netem: reorder: behind = 3: must be 1, since netem knows no other"),
+        (
+            "corrupt bits=8",
+            "netem: corrupt: bits = 8: must be 1, since netem supports nothing else",
+        ),
+        (
+            "reorder behind=3",
+            "netem: reorder: behind = 3: must be 1, since netem supports nothing else",
+        ),
         (
             "delay delay=2ms jitter=1ms distribution=pareto",
             (

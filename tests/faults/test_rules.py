@@ -55,12 +55,15 @@ REFUSED = {
         " attempt, p, backend"
     ),
     "drop link=h1": (
-        "fault 'drop link=h1': link = h1: must be links such as h1->h2, *->h2 or h1->*, several by"
-        " comma"
+        "fault 'drop link=h1': link = h1: must be links of two hosts such as h1->h2, *->h2 or"
+        " h1->*, separated by commas"
     ),
     "drop link=h0->h1": (
-        "link = h0->h1: must be links such as h1->h2, *->h2 or h1->*, several by comma"
+        "link = h0->h1: must be links of two hosts such as h1->h2, *->h2 or h1->*, separated by"
+        " commas"
     ),
+    "drop link=h1->h1": "link = h1->h1: must be links of two hosts such as h1->h2, ",
+    "delay link=h1->h2,h3->h3 delay=1ms": "link = h1->h2,h3->h3: must be links of two hosts such",
     "drop kind=sctp": "fault 'drop kind=sctp': kind = sctp: must be any of reduce, result,",
     "drop chunk=9..3": f"fault 'drop chunk=9..3': chunk = 9..3: must be {NUMBER}",
     "drop chunk=4294967296": (

@@ -182,7 +182,7 @@ def test_what_cannot_be_had_is_named(sample, ask, said) -> None:
 def test_files_without_btf_are_refused(tmp_path) -> None:
     text = tmp_path / "text.o"
     text.write_text("int main;")
-    with pytest.raises(KernelError, match=r"text\.o is no ELF object of 64 bits"):
+    with pytest.raises(KernelError, match=r"text\.o is not a 64-bit little-endian ELF object"):
         Btf.of(text)
     with pytest.raises(
         KernelError, match=r"plain\.o has no section \.BTF: it was compiled without -g"
@@ -318,7 +318,7 @@ def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -
     ("path", "build", "said"),
     [
         ("", "build", "clang is not installed: run `make setup`"),
-        (str(Path(CLANG).parent), "file", "no place to compile to: "),
+        (str(Path(CLANG).parent), "file", "no folder to compile to: "),
     ],
 )
 def test_who_needs_a_layout_is_told_what_is_missing(tmp_path, path, build, said) -> None:

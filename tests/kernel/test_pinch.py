@@ -11,7 +11,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch.port import Waited
+from testbed.exchange.pinch.process import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_STREAM, WR_ASK
@@ -96,11 +96,11 @@ def test_accumulators_are_those_of_numpy(kind, lanes, dim, mtu) -> None:
         halo, parts = GRAPH.halos[0], loaded.layout.parts
         carried = sum(len(np.flatnonzero(tables.masks & 1)) for tables in loaded.tables[1:]) * parts
         counters = loaded.counters(0)
-        assert counters["received"] == loaded.ports[0].control.received == len(numbers)
+        assert counters["received"] == loaded.ports[0].maps.control.received == len(numbers)
         assert (counters["vertices"], counters["edges"]) == (carried, len(halo.indices) * parts)
         assert counters.keys() <= {"received", "vertices", "edges", "unused", "acks"}
         assert counters["acks"] == len(dict(numbers))  # to each sender, of its last
-        assert loaded.ports[0].peers["received"].sum() == len(numbers)
+        assert loaded.ports[0].maps.peers["received"].sum() == len(numbers)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: one bank")
@@ -112,7 +112,7 @@ def test_each_cpu_has_a_bank_and_the_process_adds_them_up() -> None:
                 os.sched_setaffinity(0, {cpu})
                 loaded.link(0, data)
             port = loaded.ports[0]
-            banks = port.accumulators.reshape(port.banks, -1).any(axis=1)
+            banks = port.maps.accumulators.reshape(port.placement.banks, -1).any(axis=1)
             assert banks[cpus].all() or len(loaded.frames_to(0)) < len(cpus)
             np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
     finally:
@@ -126,7 +126,7 @@ def test_frames_are_handed_to_the_cpu_that_aggregates() -> None:
         for rank, port in loaded.ports.items():
             frames = loaded.frames_to(rank)
             verdicts = {loaded.link(rank, data).retval for data in frames}
-            if port.cpu == here:
+            if port.placement.cpu == here:
                 assert verdicts <= {XDP_DROP, XDP_TX}
                 assert "remote" not in loaded.counters(rank)
             else:
@@ -210,17 +210,17 @@ def test_rows_of_hubs_are_added_slice_by_slice(parts) -> None:
             1, tables.hubs + 1
         )  # to the doorbell, to go on
         assert loaded.events(0) == []
-        assert port.control.owed == slices > tables.hubs
+        assert port.maps.control.owed == slices > tables.hubs
         edges = loaded.counters(0)["edges"]
         assert edges == 40 * loaded.layout.parts
         for done in range(1, slices + 1):
-            assert port.wait(0) is Waited.TIME_UP
+            assert port.process.wait(0) is Waited.TIME_UP
             run = loaded.work(0)
             assert run.retval == XDP_REDIRECT
             now = loaded.counters(0)["edges"]
             assert 0 < now - edges <= tables.slice
             edges = now
-            assert port.control.owed == slices - done
+            assert port.maps.control.owed == slices - done
         assert loaded.events(0) == [SEQ]
         assert loaded.counters(0)["slices"] == slices
         assert loaded.work(0).retval == XDP_DROP
@@ -241,15 +241,15 @@ def test_a_hub_that_asks_is_acknowledged_and_gone_on_with() -> None:
 def test_hubs_of_an_exchange_that_is_over_are_left_alone() -> None:
     with hub(False) as loaded:
         loaded.link(0, loaded.embed(1, 0, 0))
-        loaded.ports[0].open(SEQ + 1)
-        loaded.ports[0].control.queued = 1
+        loaded.ports[0].process.open(SEQ + 1)
+        loaded.ports[0].maps.control.queued = 1
         before = loaded.memory(0)
         assert loaded.work(0).retval == XDP_DROP
         assert loaded.memory(0) == before
 
 
 def in_flight(loaded: Loaded, rank: int) -> int:
-    return int(loaded.ports[rank].flows["in_flight"].sum())
+    return int(loaded.ports[rank].maps.flows["in_flight"].sum())
 
 
 def test_acknowledgements_at_the_sender(long) -> None:
@@ -259,7 +259,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
     long.open(1, SEQ)
     port, count = long.ports[1], long.publish(1)
     meet(port, np.zeros(2, np.int64))
-    port.flows["next"], port.flows["in_flight"] = count, count
+    port.maps.flows["next"], port.maps.flows["in_flight"] = count, count
     have: set[int] = set()
     for last in (40, 20, 900, count - 1):
         new = {
@@ -274,18 +274,22 @@ def test_acknowledgements_at_the_sender(long) -> None:
             if max(last // 32 - ACK_BEHIND, 0) <= n // 32 < max(last // 32 - ACK_BEHIND, 0) + 16
         }
         have |= window
-        assert port.control.acked == port.peers["acked"][0] == len(have)
+        assert port.maps.control.acked == port.maps.peers["acked"][0] == len(have)
         assert in_flight(long, 1) == count - len(have)
-        assert set(range(count)) - set(port.lacking(0).tolist()) == have
+        assert set(range(count)) - set(port.sending.lacking(0).tolist()) == have
         # There are holes before it, so it goes on as a kick.
         assert run.retval == XDP_REDIRECT
         assert decode(run.data).header.kind == PinchKind.DOORBELL
     assert long.events(1) == []
     for last in (*range(31, count, 32), count - 1):
         long.link(1, ack(port, 0, last, range(count)))
-    assert (port.control.acked, in_flight(long, 1), len(port.lacking(0))) == (count, 0, 0)
+    assert (port.maps.control.acked, in_flight(long, 1), len(port.sending.lacking(0))) == (
+        count,
+        0,
+        0,
+    )
     assert long.events(1) == [SEQ]
-    assert port.wait(0) is Waited.COMPLETE
+    assert port.process.wait(0) is Waited.COMPLETE
     before = long.memory(1)
     before.pop("peers")
     long.link(1, ack(port, 0, 5, range(count)))  # once more
@@ -300,9 +304,9 @@ def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> Non
     put_out(loaded, 1, range(count))
     mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
     loaded.link(1, ack(port, 0, mine[-1], range(count)))
-    assert port.control.acked == len(mine)
-    assert port.lacking(0).size == 0
-    assert port.lacking(2).size == len(
+    assert port.maps.control.acked == len(mine)
+    assert port.sending.lacking(0).size == 0
+    assert port.sending.lacking(2).size == len(
         [number for sender, number in loaded.numbers_to(2) if sender == 1]
     )
 
@@ -310,7 +314,7 @@ def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> Non
 def test_kicks_pass_and_grow(loaded) -> None:
     loaded.open(1, SEQ)
     loaded.publish(1)
-    loaded.ports[1].flows["next"] = 0
+    loaded.ports[1].maps.flows["next"] = 0
     mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
     kicked = loaded.link(1, ack(loaded.ports[1], 0, mine[0], mine[:1]))
     assert kicked.retval == XDP_REDIRECT
@@ -327,26 +331,31 @@ def test_a_kick_becomes_frames_to_those_that_need_them(loaded) -> None:
         count = loaded.publish(rank)
         with loaded.wire() as tap:
             kick = first_kick(port)
-            while int(port.flows["next"].max()) < count:
-                before = int(port.flows["next"].max())
+            while int(port.maps.flows["next"].max()) < count:
+                before = int(port.maps.flows["next"].max())
                 in_flight_before = in_flight(loaded, rank)
                 assert loaded.run(rank, "pinch_send", kick).retval == SHOT
-                now = int(port.flows["next"].max())
+                now = int(port.maps.flows["next"].max())
                 assert before < now <= before + BATCH
                 assert in_flight(loaded, rank) - in_flight_before == int(
-                    port.frames["copies"][before:now].sum()
+                    port.maps.frames["copies"][before:now].sum()
                 )
-                port.flows["in_flight"] = 0
+                port.maps.flows["in_flight"] = 0
             sent = received(tap)
         assert (
-            loaded.counters(rank)["sent"] == len(sent) == int(port.frames["copies"][:count].sum())
+            loaded.counters(rank)["sent"]
+            == len(sent)
+            == int(port.maps.frames["copies"][:count].sum())
         )
         assert loaded.counters(rank)["sent_bytes"] == sum(map(len, sent))
         for data in sent:
             found = decode(data)
             to = int(found.destination.ip.rpartition(".")[2]) - 1
             number = found.header.chunk
-            fields = {"flags": int(port.frames["ask"][number]) >> to & 1, "prev": found.header.prev}
+            fields = {
+                "flags": int(port.maps.frames["ask"][number]) >> to & 1,
+                "prev": found.header.prev,
+            }
             exact = loaded.embed(rank, number, to, **fields)
             assert data[: len(exact)] == exact
             assert len(data) == max(len(exact), LEAST_BYTES)
@@ -359,7 +368,7 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
     long.open(1, SEQ)
     port, kick = long.ports[1], first_kick(long.ports[1])
     count = long.publish(1)
-    window = int(port.control.window)
+    window = int(port.maps.control.window)
     with long.wire() as tap:
         for _ in range(window):
             long.run(1, "pinch_send", kick)
@@ -372,7 +381,7 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
 
 
 def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
-    return loaded.ports[rank]._receive.maps["pinch_sent"].view(dtype("pinch_sent")).reshape(-1)
+    return loaded.ports[rank].maps.by_name["pinch_sent"].view(dtype("pinch_sent")).reshape(-1)
 
 
 def put_out(loaded: Loaded, rank: int, serials: range) -> None:
@@ -380,8 +389,8 @@ def put_out(loaded: Loaded, rank: int, serials: range) -> None:
     before they wrapped.
     """
     port, records = loaded.ports[rank], sent_records(loaded, rank)
-    port.flows["next"] = len(serials)
-    records["seq"][: len(serials)] = port.seq
+    port.maps.flows["next"] = len(serials)
+    records["seq"][: len(serials)] = port.process.seq
     records["serial"][: len(serials)] = np.array(serials) & U32
     records["stream"], records["attempt"], records["sent_us"] = STREAM, 0, 1
 
@@ -390,11 +399,11 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
     loaded.open(1, SEQ)
     port, kick = loaded.ports[1], first_kick(loaded.ports[1])
     count = loaded.publish(1)
-    to_both = next(number for number in range(count) if port.frames["to"][number] == 0b101)
+    to_both = next(number for number in range(count) if port.maps.frames["to"][number] == 0b101)
     with loaded.wire() as tap:
-        port.control.met = 0
+        port.maps.control.met = 0
         for flag in (0, WR_ASK):
-            port.post(0, np.array([to_both | flag]))
+            port.sending.post(0, np.array([to_both | flag]))
         loaded.run(1, "pinch_send", kick)
         assert (
             received(tap) == []
@@ -402,7 +411,7 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
         put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
             for flag, kind in ((WR_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
-                port.post(0, np.array([to_both | flag]))
+                port.sending.post(0, np.array([to_both | flag]))
                 loaded.run(1, "pinch_send", kick)
                 sent = [decode(data) for data in received(tap)]
                 assert len(sent) == lacking
@@ -412,9 +421,9 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
                     for one in sent
                 )
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
-        assert port.flows["sq_head"].tolist() == port.flows["sq_tail"].tolist() == [8]
-        port.post(0, np.array([to_both]))  # of an exchange that is over
-        port.open(SEQ + 1)
+        assert port.maps.flows["sq_head"].tolist() == port.maps.flows["sq_tail"].tolist() == [8]
+        port.sending.post(0, np.array([to_both]))  # of an exchange that is over
+        port.process.open(SEQ + 1)
         loaded.run(1, "pinch_send", kick)
         assert received(tap) == []
     assert (loaded.counters(1)["asks"], loaded.counters(1)["resent"]) == (3, 3)
@@ -428,7 +437,7 @@ def test_each_attempt_is_another(loaded) -> None:
     sent_records(loaded, 1)["attempt"] = 253
     with loaded.wire() as tap:
         for attempt in (254, 255, 0, 1):
-            port.post(0, np.array([0 if attempt % 2 else WR_ASK]))
+            port.sending.post(0, np.array([0 if attempt % 2 else WR_ASK]))
             loaded.run(1, "pinch_send", first_kick(port))
             assert {decode(data).header.attempt for data in received(tap)} == {attempt}
     assert loaded.counters(1)["asks"] == loaded.counters(1)["resent"] > 0
@@ -442,7 +451,7 @@ def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
     loaded.open(0, SEQ)
     if have:
         loaded.link(0, loaded.embed(1, 0, 0))
-    before, heard = loaded.memory(0), int(loaded.ports[0].peers["heard"][1])
+    before, heard = loaded.memory(0), int(loaded.ports[0].maps.peers["heard"][1])
     for seq in (SEQ, SEQ - 1):
         fields = {"chunk": 0, "seq": seq, "stream": 7, "prev": 77}
         run = loaded.link(
@@ -457,7 +466,7 @@ def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
             else bits(answer) == ({0} if have else set())
         )
     assert changes(loaded, 0, before) == {"peers"}
-    assert loaded.ports[0].peers["heard"][1] == heard + 2
+    assert loaded.ports[0].maps.peers["heard"][1] == heard + 2
 
 
 def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
@@ -495,13 +504,13 @@ def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
     put_out(long, 1, range(10, 10 + long.publish(1)))
     now = time.monotonic_ns() // 1000 & 0xFFFFFFFF
     sent_records(long, 1)["sent_us"] = (now - 1_000_000) & 0xFFFFFFFF
-    samples, total = int(port.control.rtt_samples), int(port.control.rtt_sum_us)
+    samples, total = int(port.maps.control.rtt_samples), int(port.maps.control.rtt_sum_us)
     long.link(1, ack(port, 0, 3, range(4), prev=9))
     long.link(1, ack(port, 0, 4, range(5), prev=14, stream=STREAM + 1))
-    assert port.control.rtt_samples == samples
+    assert port.maps.control.rtt_samples == samples
     long.link(1, ack(port, 0, 5, range(6), prev=15))
-    assert port.control.rtt_samples == samples + 1
-    assert 1_000_000 <= port.control.rtt_sum_us - total < 2_000_000
+    assert port.maps.control.rtt_samples == samples + 1
+    assert 1_000_000 <= port.maps.control.rtt_sum_us - total < 2_000_000
 
 
 def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
@@ -515,30 +524,30 @@ def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> N
     """
     loaded.open(1, SEQ)
     port, count = loaded.ports[1], loaded.publish(1)
-    acked = port._receive.maps["pinch_acked"].view(np.uint64)
-    port.open(SEQ + 1)
-    port.address(loaded.bundles[1])
-    assert set((acked[: port.acked_words * 3] >> np.uint64(32)).ravel().tolist()) == {SEQ + 1}
+    acked = port.maps.by_name["pinch_acked"].view(np.uint64)
+    port.process.open(SEQ + 1)
+    port.sending.address(loaded.bundles[1])
+    assert set((acked[: port.maps.acked_words * 3] >> np.uint64(32)).ravel().tolist()) == {SEQ + 1}
     loaded.link(1, ack(port, 0, 0, range(count), seq=SEQ))
-    assert port.control.acked == 0
+    assert port.maps.control.acked == 0
 
 
 def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
     loaded.open(1, SEQ)
     port = loaded.ports[1]
-    assert port.control.sending == 0
-    port.control.sending = 1
-    opening = threading.Thread(target=port.open, args=(SEQ + 1,))
+    assert port.maps.control.sending == 0
+    port.maps.control.sending = 1
+    opening = threading.Thread(target=port.process.open, args=(SEQ + 1,))
     opening.start()
     deadline = time.monotonic() + 10
-    while port.control.progress >> 32 != SEQ + 1:
+    while port.maps.control.progress >> 32 != SEQ + 1:
         assert time.monotonic() < deadline
-    port.flows["next"] = 7  # what it does last
+    port.maps.flows["next"] = 7  # what it does last
     assert opening.is_alive()
-    port.control.sending = 0
+    port.maps.control.sending = 0
     opening.join(10)
     assert not opening.is_alive()
-    assert not port.flows["next"].any()
+    assert not port.maps.flows["next"].any()
 
 
 QUARTER = 1 << 30
@@ -549,14 +558,14 @@ def walk(loaded: Loaded, rank: int, seq: int) -> None:
     the range matter.
     """
     port = loaded.ports[rank]
-    now = port.seq
+    now = port.process.seq
     while now // QUARTER != seq // QUARTER or now > seq:
         now = (now // QUARTER + 1) % 4 * QUARTER
-        port.open(now - 1 if now else 0xFFFFFFFF)
+        port.process.open(now - 1 if now else 0xFFFFFFFF)
         now = max(now, 2)
-        port.open(now)
+        port.process.open(now)
     if seq > now:
-        port.open(seq)
+        port.process.open(seq)
 
 
 @pytest.mark.parametrize("later", [10 + (1 << 31), 3 * QUARTER, 7])
@@ -568,26 +577,26 @@ def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None
     loaded.seq = 9
     for data in loaded.frames_to(0):
         loaded.link(0, data)
-    assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
+    assert loaded.ports[0].maps.control.received == len(loaded.numbers_to(0))
     walk(loaded, 0, later)
     loaded.seq = later
-    loaded.numbers(0).reset(loaded.ports[0].accumulators)
+    loaded.numbers(0).reset(loaded.ports[0].maps.accumulators)
     for data in loaded.frames_to(0):
         loaded.link(0, data)
     loaded.seq = SEQ
-    assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
+    assert loaded.ports[0].maps.control.received == len(loaded.numbers_to(0))
     np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
 def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
-    port, maps = loaded.ports[1], loaded.ports[1]._receive.maps
+    port, maps = loaded.ports[1], loaded.ports[1].maps.by_name
     loaded.open(1, QUARTER - 1)
     kept, old = QUARTER - 1, QUARTER - 2
     bitmaps = [maps[f"pinch_{name}"].view().ravel() for name in ("seen", "acked", "hub_queue")]
     for bitmap in bitmaps:
         bitmap[:] = word_of(old, 7)
         bitmap[0] = word_of(kept, 7)
-    port.peers["ours"], port.peers["theirs"] = (
+    port.maps.peers["ours"], port.maps.peers["theirs"] = (
         [word_of(old, 3), word_of(kept, 3)],
         [
             word_of(QUARTER, 3),
@@ -596,12 +605,12 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
     )
     records = sent_records(loaded, 1)
     records["seq"], records["seq"][0] = old, kept
-    port.open(QUARTER)
+    port.process.open(QUARTER)
     for bitmap in bitmaps:
         assert int(bitmap[0]) == word_of(kept, 7)
         assert (bitmap[1:] == word_of(kept, 0)).all()
-    assert (port.peers["ours"] == [0, word_of(kept, 3)]).all()
-    assert (port.peers["theirs"] == [word_of(QUARTER, 3), 0]).all()
+    assert (port.maps.peers["ours"] == [0, word_of(kept, 3)]).all()
+    assert (port.maps.peers["theirs"] == [word_of(QUARTER, 3), 0]).all()
     assert records["seq"].tolist() == [kept] + [0] * (len(records) - 1)
 
 
@@ -614,7 +623,7 @@ def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(ask
     home, other = sorted(os.sched_getaffinity(1))[:2]
     with small(ranks=(0,), processing="pinned") as loaded:
         port, (first, second) = loaded.ports[0], loaded.numbers_to(0)[:2]
-        assert port.cpu == home
+        assert port.placement.cpu == home
 
         def stream() -> int:
             data = loaded.embed(*second, 0, flags=ASK, stream=3)
@@ -629,10 +638,10 @@ def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(ask
         os.sched_setaffinity(0, {other})
         assert loaded.link(0, loaded.embed(*first, 0)).retval == XDP_REDIRECT
         os.sched_setaffinity(0, {home})
-        assert (port.control.handed, port.control.taken) == (1, 0)
+        assert (port.maps.control.handed, port.maps.control.taken) == (1, 0)
         assert stream() == NO_STREAM
-        port.control.taken = 1  # as the program on the other CPU does, which has no test runs
+        port.maps.control.taken = 1  # as the program on the other CPU does, which has no test runs
         assert stream() == 3
-        port.control.taken = 0
+        port.maps.control.taken = 0
         loaded.open(0, SEQ)
         assert stream() == 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from testbed.exchange.pinch.numbers import EXPONENTS
-from testbed.exchange.pinch.port import Waited
+from testbed.exchange.pinch.process import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_in
 from testbed.protocol.sequence import word_of
@@ -36,11 +36,11 @@ def shared() -> Iterator[Loaded]:
 def before(loaded: Loaded, seq: int = SEQ) -> Loaded:
     """Rank 0 takes frames of a sequence number in, and nobody has entered it."""
     port = loaded.ports[0]
-    port.peers["ours"] = port.peers["theirs"] = 0
+    port.maps.peers["ours"] = port.maps.peers["theirs"] = 0
     loaded.open(0, seq)
-    port.peers["theirs"] = 0
+    port.maps.peers["theirs"] = 0
     for name in ("met", "unfit", "nonfinite", "gone", "late", "end_acked"):
-        setattr(port.control, name, 0)
+        setattr(port.maps.control, name, 0)
     return loaded
 
 
@@ -53,8 +53,8 @@ def enter(loaded: Loaded, exponent: int | None = 0, holds: range = EXPONENTS) ->
     """Rank 0 enters; what it says to the others."""
     port = loaded.ports[0]
     with loaded.wire() as tap:
-        port.enter(exponent, holds)
-        loaded.run(0, "pinch_send", bytes(port.doorbell.handshake_kick))
+        port.handshakes.enter(exponent, holds)
+        loaded.run(0, "pinch_send", bytes(port.kicks.handshake))
         return [found for data in received(tap) if (found := decode(data)) is not None]
 
 
@@ -83,13 +83,13 @@ def test_the_last_handshake_is_a_kick_for_all_flows(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
     assert loaded.link(0, handshake(port, 1, 3)).retval == XDP_DROP
-    assert port.control.met == 0
+    assert port.maps.control.met == 0
     run = loaded.link(0, handshake(port, 2, 4))
     assert run.retval == XDP_REDIRECT
     kick = decode(run.data).header
     assert (kick.kind, kick.sender, kick.flags) == (PinchKind.DOORBELL, 0, KICK_ALL)
-    assert port.control.met == word_of(SEQ, 7)
-    assert port.peers["heard"].tolist()[0] == 0
+    assert port.maps.control.met == word_of(SEQ, 7)
+    assert port.maps.peers["heard"].tolist()[0] == 0
     assert loaded.run(0, "pinch_doorbell", run.data).retval == XDP_PASS
 
 
@@ -109,13 +109,13 @@ def test_frames_wait_for_the_last_handshake(loaded) -> None:
 def test_who_enters_last_has_met_all(loaded) -> None:
     """Their handshakes have come before, some before this rank had even opened the exchange."""
     port = loaded.ports[0]
-    port.open(SEQ - 1)
+    port.process.open(SEQ - 1)
     loaded.link(0, handshake(port, 1, 3, seq=SEQ))
-    port.open(SEQ)
+    port.process.open(SEQ)
     loaded.link(0, handshake(port, 2, 4))
-    assert port.control.met == 0
+    assert port.maps.control.met == 0
     enter(loaded)
-    assert port.control.met == word_of(SEQ, 7)
+    assert port.maps.control.met == word_of(SEQ, 7)
 
 
 def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> None:
@@ -134,16 +134,19 @@ def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> Non
         assert (found.header.flags, found.header.attempt) == (0, 4)
         assert found.destination.ip == loaded.groups[0].members[1].ip
         if seq == SEQ:
-            port.open(SEQ + 1)
+            port.process.open(SEQ + 1)
 
 
 def test_a_handshake_counts_once(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
-    heard, news = (int(port.peers[name][1]) for name in ("heard", "news"))
+    heard, news = (int(port.maps.peers[name][1]) for name in ("heard", "news"))
     for turn in (1, 2):
         assert loaded.link(0, handshake(port, 1, 3)).retval == XDP_DROP
-        assert (int(port.peers["heard"][1]), int(port.peers["news"][1])) == (heard + turn, news + 1)
+        assert (int(port.maps.peers["heard"][1]), int(port.maps.peers["news"][1])) == (
+            heard + turn,
+            news + 1,
+        )
     assert loaded.counters(0)["duplicate"] == 1
 
 
@@ -157,10 +160,10 @@ def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
     assert found.header.seq == word_in(found) >> 32 == SEQ
     assert found.header.prev == SEQ
     other = loaded.ports[1]
-    other.open(SEQ + 1)
-    heard = int(other.peers["heard"][0])
+    other.process.open(SEQ + 1)
+    heard = int(other.maps.peers["heard"][0])
     loaded.link(1, handshake(other, 0, seq=SEQ, prev=SEQ, chunk=0b100))
-    assert other.peers[["heard", "at", "waits"]][0].tolist() == (heard + 1, SEQ, 0b100)
+    assert other.maps.peers[["heard", "at", "waits"]][0].tolist() == (heard + 1, SEQ, 0b100)
     loaded.open(1, SEQ)
 
 
@@ -169,7 +172,7 @@ def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
     enter(loaded)
     loaded.link(0, handshake(port, 1))
     with loaded.wire() as tap, kicks() as kicked:
-        port.send_handshakes(300)
+        port.kicks.send_handshakes(300)
         (kick,) = received(kicked)
         loaded.run(0, "pinch_send", kick)
         (again,) = (decode(data) for data in received(tap))
@@ -198,11 +201,11 @@ def test_nothing_is_sent_with_a_scale_that_does_not_hold(loaded, exponents, hold
     for rank in (1, 2):
         run = loaded.link(0, handshake(port, rank, exponent=exponents[rank]))
     assert run.retval == (XDP_REDIRECT if fits else XDP_DROP)
-    assert port.highest == (None if None in exponents else max(exponents))
-    assert (port.control.met >> 32 == SEQ) == fits
-    assert (port.control.unfit == SEQ) == (not fits)
+    assert port.handshakes.highest == (None if None in exponents else max(exponents))
+    assert (port.maps.control.met >> 32 == SEQ) == fits
+    assert (port.maps.control.unfit == SEQ) == (not fits)
     assert loaded.events(0) == ([] if fits else [SEQ])
-    assert port.wait(0) is (Waited.TIME_UP if fits else Waited.UNFIT)
+    assert port.process.wait(0) is (Waited.TIME_UP if fits else Waited.UNFIT)
 
 
 @pytest.mark.parametrize(("seq", "after"), WRAPS)
@@ -214,12 +217,12 @@ def test_sequence_numbers_wrap(shared, seq, after) -> None:
     assert loaded.counters(0) == {"handshakes": 2}
     for rank in (1, 2):
         loaded.link(0, handshake(port, rank, 1))
-    assert port.control.met == word_of(seq, 2)
-    port.open(after)
+    assert port.maps.control.met == word_of(seq, 2)
+    port.process.open(after)
     enter(loaded)
-    assert frames_in(int(port.handshakes[1])) == 2
+    assert frames_in(int(port.handshakes.words[1])) == 2
     loaded.link(0, handshake(port, 2, 5))
-    assert port.control.met == word_of(after, 7)
+    assert port.maps.control.met == word_of(after, 7)
     # What is late is answered, as an acknowledgement of all.
     loaded.seq = after
     assert loaded.link(0, loaded.embed(1, 0, 0, seq=seq)).retval == XDP_TX
@@ -235,7 +238,7 @@ def test_each_flow_gets_one_of_the_kicks() -> None:
         enter(loaded)
         loaded.link(0, handshake(port, 1))
         kick = loaded.link(0, handshake(port, 2)).data
-        flows = sorted(set(port.homes))
+        flows = sorted(set(port.placement.homes))
         assert len(flows) > 1
         verdicts = {}
         for _ in flows:
@@ -253,11 +256,11 @@ def test_frames_are_kicked_for_by_a_handshake_kick_that_comes_late(loaded) -> No
         loaded.link(0, handshake(port, rank))
     mine = np.ascontiguousarray(loaded.x[GRAPH.halos[0].owned])
     with loaded.wire() as tap, kicks() as kicked:
-        port.enter(0, EXPONENTS)
-        port.send(mine, loaded.bundles[0], 1.0, None)
+        port.handshakes.enter(0, EXPONENTS)
+        port.sending.send(mine, loaded.bundles[0], 1.0, None)
         received(kicked)
-        loaded.run(0, "pinch_send", bytes(port.doorbell.handshake_kick))
-        assert port.control.met >> 32 == SEQ
+        loaded.run(0, "pinch_send", bytes(port.kicks.handshake))
+        assert port.maps.control.met >> 32 == SEQ
         (kick,) = received(kicked)
         assert decode(kick).header.flags == KICK_ALL
         received(tap)
@@ -285,9 +288,9 @@ def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded)
 @pytest.mark.parametrize("seq", [1 << 31, 0xFFFFFFFF])
 def test_orders_of_high_sequence_numbers(shared, seq) -> None:
     loaded = before(shared, seq)
-    loaded.ports[0].post(1, np.array([0, 1 | WR_ASK]))
-    assert loaded.ports[0]._sq[0, :2].tolist() == [word_of(seq, 0), word_of(seq, WR_ASK | 1)]
-    loaded.ports[0].flows["sq_tail"] = 0
+    loaded.ports[0].sending.post(1, np.array([0, 1 | WR_ASK]))
+    assert loaded.ports[0].maps.sq[0, :2].tolist() == [word_of(seq, 0), word_of(seq, WR_ASK | 1)]
+    loaded.ports[0].maps.flows["sq_tail"] = 0
 
 
 @pytest.mark.parametrize("world", [31, 32])
@@ -297,15 +300,15 @@ def test_many_ranks(world, last) -> None:
     graph = draw_partitioned(0, 400, 6000, world)
     with Loaded(graph, embeddings(0, graph, 30), ranks=(me,), processing="pinned") as loaded:
         port = loaded.ports[me]
-        port.peers["theirs"] = 0
-        port.control.met = 0
+        port.maps.peers["theirs"] = 0
+        port.maps.control.met = 0
         with loaded.wire() as tap:
-            port.enter(0, EXPONENTS)
-            loaded.run(me, "pinch_send", bytes(port.doorbell.handshake_kick))
+            port.handshakes.enter(0, EXPONENTS)
+            loaded.run(me, "pinch_send", bytes(port.kicks.handshake))
             assert len(received(tap)) == world - 1
         for rank in set(range(world)) - {me}:
-            assert port.control.met == 0
+            assert port.maps.control.met == 0
             assert rank in port.seen().partners
             loaded.link(me, handshake(port, rank, rank + 1))
-        assert port.control.met == word_of(SEQ, world * (world + 1) // 2 - (me + 1))
-        assert port.handshakes.all()
+        assert port.maps.control.met == word_of(SEQ, world * (world + 1) // 2 - (me + 1))
+        assert port.handshakes.words.all()

@@ -59,7 +59,7 @@ def fresh(loaded) -> Loaded:
 
 def enter(loaded: Loaded) -> None:
     loaded.open(0, SEQ)
-    loaded.ports[0].flows["next"] = loaded.publish(0)
+    loaded.ports[0].maps.flows["next"] = loaded.publish(0)
 
 
 STRANGER = Endpoint("02:00:00:00:00:63", "10.0.0.99")
@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     ),
     "handshake of another layout": (
         "bad_tensor",
-        lambda on: handshake_from(on, tag=int(on.ports[0].control.tag) ^ 1),
+        lambda on: handshake_from(on, tag=int(on.ports[0].maps.control.tag) ^ 1),
     ),
     "handshake in another rank's name": ("bad_rank", lambda on: handshake_from(on, sender=2)),
     "handshake of a host outside": ("bad_rank", lambda on: outside(handshake_from(on))),
@@ -157,7 +157,10 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "more payload than is there": ("bad_length", lambda on: embed(on, length=0xFFB0)),
     "acknowledgement with too little": ("bad_length", lambda on: answer(on)[:-8]),
     "acknowledgement of another length": ("bad_length", lambda on: answer(on, length=120)),
-    "another layout": ("bad_tensor", lambda on: embed(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "another layout": (
+        "bad_tensor",
+        lambda on: embed(on, tag=int(on.ports[0].maps.control.tag) ^ 1),
+    ),
     "in another rank's name": ("bad_rank", lambda on: embed(on, sender=2)),
     "in this rank's own name": ("bad_rank", lambda on: embed(on, sender=0)),
     "a rank that there is not": ("bad_rank", lambda on: embed(on, sender=3)),
@@ -218,18 +221,18 @@ def test_refused_frames_are_counted_and_change_nothing(fresh, name) -> None:
 
 def test_every_reason_is_met(loaded) -> None:
     assert {reason for reason, _ in REFUSED.values()} == {
-        name for name in loaded.ports[0].counters() if is_refusal(name)
+        name for name in loaded.ports[0].maps.counters() if is_refusal(name)
     }
 
 
 @pytest.mark.parametrize("seq", [SEQ - 2, SEQ + 2])
 def test_who_is_far_away_is_heard_of_and_no_more(fresh, seq) -> None:
-    counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].peers.copy()
+    counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].maps.peers.copy()
     assert fresh.link(0, handshake_from(fresh, seq=seq, prev=seq, chunk=0b101)).retval == XDP_DROP
     assert fresh.counters(0) == counted | {"bad_seq": 1}
     peers["heard"][SENDER] += 1
     peers["at"][SENDER], peers["waits"][SENDER] = seq, 0b101
-    assert (fresh.ports[0].peers == peers).all()
+    assert (fresh.ports[0].maps.peers == peers).all()
     after = fresh.memory(0)
     assert {name for name in after if after[name] != before[name]} == {"peers"}
 
@@ -291,7 +294,7 @@ def test_damaged_kicks_send_nothing(fresh) -> None:
     """All that the doorbell brings to the program that sends, from its kind on."""
     port = fresh.ports[0]
     before = fresh.memory(0)
-    for good in (first_kick(port), bytes(port.doorbell.handshake_kick)):
+    for good in (first_kick(port), bytes(port.kicks.handshake)):
         for place, width in FIELDS[2:]:
             for bit in range(8 * width):
                 data = bytearray(good)
@@ -320,7 +323,7 @@ class Mutations:
         made += [
             handshake(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)
         ]
-        made += [first_kick(port), port.doorbell._work]
+        made += [first_kick(port), port.kicks.work]
         self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
         self.lengths = np.array([len(data) for data in made])
 
@@ -364,13 +367,13 @@ def test_mutated_frames_add_nothing_but_what_was_sent(loaded) -> None:
         enter(loaded)
         verdicts |= runner(*mutations.draw(BATCH))
         port = loaded.ports[0]
-        assert port.control.received <= len(numbers)
-        assert port.control.acked <= int(port.frames["copies"].sum())
+        assert port.maps.control.received <= len(numbers)
+        assert port.maps.control.acked <= int(port.maps.frames["copies"].sum())
         for name, count in loaded.counters(0).items():
             counted[name] = counted.get(name, 0) + count
         for data in good:
             loaded.link(0, data)
-        assert port.control.received == len(numbers)
+        assert port.maps.control.received == len(numbers)
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
     assert verdicts <= {XDP_DROP, XDP_TX, XDP_REDIRECT}  # never XDP_ABORTED
     assert all(counted[reason] for reason, _ in REFUSED.values())

@@ -43,7 +43,12 @@ def test_a_frame_and_its_duplicate(kind) -> None:
         rounds = len(frames)
         Pair(lambda turn: loaded.link(0, frames[turn])).run(rounds)
         counters, port = loaded.counters(0), loaded.ports[0]
-        assert counters["received"] == port.control.received == port.peers["received"][1] == rounds
+        assert (
+            counters["received"]
+            == port.maps.control.received
+            == port.maps.peers["received"][1]
+            == rounds
+        )
         assert counters["duplicate"] + counters.get("contended", 0) == rounds
         assert counters.get("bad_checksum", 0) == 0
         assert set(loaded.events(0)) == {SEQ}
@@ -73,9 +78,9 @@ def test_slices_of_hubs_are_added_once() -> None:
             loaded.open(0, seq)
             for data in loaded.frames_to(0):
                 loaded.link(0, data)
-            slices = int(loaded.ports[0].control.owed)
+            slices = int(loaded.ports[0].maps.control.owed)
             Pair(lambda _: loaded.work(0)).run(slices)
-            assert loaded.ports[0].control.owed == 0
+            assert loaded.ports[0].maps.control.owed == 0
             assert loaded.counters(0)["slices"] == slices
             assert set(loaded.events(0)) == {seq}
             np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
@@ -85,11 +90,11 @@ def test_an_acknowledgement_and_its_duplicate() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         meet(port, np.zeros(2, np.int64))
-        port.flows["next"], port.flows["in_flight"] = count, count
+        port.maps.flows["next"], port.maps.flows["in_flight"] = count, count
         answers = [ack(port, 0, number, range(number + 1)) for number in range(count)]
         Pair(lambda turn: loaded.link(1, answers[turn])).run(count)
-        assert port.control.acked == port.peers["acked"][0] == count
-        assert int(port.flows["in_flight"].sum()) == 0
+        assert port.maps.control.acked == port.maps.peers["acked"][0] == count
+        assert int(port.maps.flows["in_flight"].sum()) == 0
         assert set(loaded.events(1)) == {SEQ}
 
 
@@ -97,16 +102,16 @@ def test_frames_and_orders_are_sent_once() -> None:
     """Both CPUs serve kicks: none is lost, none is sent twice."""
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
-        port.control.window = 1 << 30
+        port.maps.control.window = 1 << 30
         kick = first_kick(port)
         Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(count // 32 + 10)
-        assert loaded.counters(1)["sent"] == int(port.flows["in_flight"].sum()) == count
-        port.post(0, np.arange(SQ_ENTRIES))
+        assert loaded.counters(1)["sent"] == int(port.maps.flows["in_flight"].sum()) == count
+        port.sending.post(0, np.arange(SQ_ENTRIES))
         Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(SQ_ENTRIES // 32 + 10)
-        assert port.flows["sq_head"].tolist() == [SQ_ENTRIES]
+        assert port.maps.flows["sq_head"].tolist() == [SQ_ENTRIES]
         assert loaded.counters(1)["resent"] == SQ_ENTRIES
         assert (
-            port._receive.maps["pinch_sent"]
+            port.maps.by_name["pinch_sent"]
             .view(dtype("pinch_sent"))["attempt"]
             .ravel()[:SQ_ENTRIES]
             == 1
@@ -124,8 +129,8 @@ def test_frames_that_come_while_the_process_enters_their_exchange() -> None:
 
         def work(turn: int) -> None:
             if os.sched_getaffinity(0) == {cpu}:
-                assert not turn or port.control.received == port.peers["received"][1] == 1
-                port.open(SEQ + 1 + turn)
+                assert not turn or port.maps.control.received == port.maps.peers["received"][1] == 1
+                port.process.open(SEQ + 1 + turn)
                 return
             for _ in range(PATIENCE):
                 if loaded.link(0, frames[turn]).retval == XDP_TX:  # it has come before

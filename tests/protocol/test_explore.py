@@ -10,9 +10,11 @@ import pytest
 from testbed.protocol.ring.memory import Chunk
 from testbed.protocol.ring.sending import Work
 from testbed.protocol.wire import Frame, Kind
-from tests.support.explore import Counterexample, depth, explore
+from tests.support.explore import Counterexample, deep, depth, explore
 from tests.support.protocol.ring_system import (
     Budget,
+    RankState,
+    Reaction,
     RingSystem,
     Scene,
     State,
@@ -54,9 +56,9 @@ LARGE = (
 """These are not visited whole unless ``TESTBED_EXPLORE`` says so."""
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", deep(SCENES, LARGE))
 def test_whatever_happens(name, record_property):
-    states = depth(25_000 if name in LARGE else 100_000)
+    states = depth(50_000 if name in LARGE else 100_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")
 
 
@@ -147,16 +149,15 @@ class NobodyStays(RingSystem):
 class LeavesTheSilent(RingSystem):
     """A rank that has not answered one question is left, whatever it may need."""
 
-    def _ask_around(self, state: State, index: int) -> State:
-        asked = super()._ask_around(state, index)
-        ages = tuple(1 for _ in range(self.scene.ranks))
-        return self._set(asked, index, ages=ages)
+    def _ask_around(self, here: RankState, index: int) -> Reaction:
+        asked = super()._ask_around(here, index)
+        return asked._replace(rank=asked.rank._replace(ages=(1,) * self.scene.ranks))
 
     def _may_leave(self, state: State, index: int) -> bool:
-        ages = state.ranks[index].ages
+        ages = self.parts[state.ranks[index]].ages
         quiet = not any(state.links)
         return super()._may_leave(state, index) or (
-            quiet and all(ages[other] for other in self._waits_for(state, index))
+            quiet and all(ages[other] for other in self._waits_for(state.ranks[index], index))
         )
 
 

@@ -19,7 +19,7 @@ from testbed.protocol.pinch.rank import Rank
 from testbed.protocol.pinch.work import DROP, Claim, Out
 from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import PinchKind, frame_seal
-from tests.support.explore import Counterexample, depth, explore
+from tests.support.explore import Counterexample, deep, depth, explore
 from tests.support.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
 
 pytestmark = pytest.mark.timeout(3600)
@@ -65,6 +65,8 @@ SCENES = {
 }
 """Each visited to the last state, so all of them are known to come to an end."""
 
+LARGE = ("a bit flips", "one of a chain dies", "a switch floods")
+
 DEEP = {
     "anything, twice": Scene([ONE_WAY, ONE_WAY], 2, MOST | {"early"}),
     "anything, whenever processes act": Scene([PAIR, PAIR], 1, MOST | {"early"}),
@@ -91,7 +93,7 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", deep(SCENES, LARGE))
 def test_every_sum_is_right_and_all_come_to_an_end(name, record_property) -> None:
     found = explore(Exchanges(Ranks(SCENES[name])))
     record_property("explored", f"exchange, {name}: {found}")
@@ -99,6 +101,7 @@ def test_every_sum_is_right_and_all_come_to_an_end(name, record_property) -> Non
     assert found.ends > 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", DEEP)
 def test_larger_ones_as_far_as_there_is_time(name, record_property) -> None:
     record_property(

@@ -11,8 +11,10 @@ from testbed.protocol.status import (
     Kind,
     Status,
     decode,
+    describe,
     encode,
     finite_absmax,
+    identity_of,
     inspect,
     status_bytes,
 )
@@ -42,24 +44,31 @@ def test_sums_tell_maximum_and_every_fault(ranks) -> None:
         None if fault is None else Fault(rank, *fault) for rank, (_, fault) in enumerate(ranks)
     ]
     statuses = [
-        encode(len(ranks), rank, exponent, fault)
+        encode(len(ranks), rank, exponent, identity_of(rank, 16), fault)
         for rank, ((exponent, _), fault) in enumerate(zip(ranks, faults, strict=True))
     ]
     assert {len(status) for status in statuses} == {status_bytes(len(ranks))}
     assert status_bytes(len(ranks)) % 8 == 0
     found = decode(len(ranks), summed(statuses))
     assert found == Status(
-        max(exponent for exponent, _ in ranks), tuple(fault for fault in faults if fault)
+        max(exponent for exponent, _ in ranks),
+        tuple(identity_of(rank, 16) for rank in range(len(ranks))),
+        tuple(fault for fault in faults if fault),
     )
 
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_sum_of_too_few_is_refused(missing) -> None:
-    statuses = [encode(3, rank, 0) for rank in range(3 - missing)]
+    statuses = [encode(3, rank, 0, 0) for rank in range(3 - missing)]
     if not missing:
-        statuses.append(encode(3, 0, 5))
+        statuses.append(encode(3, 0, 5, 0))
     with pytest.raises(ValueError, match=f"counts {4 - 2 * missing} ranks, not 3"):
         decode(3, summed(statuses))
+
+
+def test_tensors_of_other_sizes_or_lanes_are_others() -> None:
+    assert len({identity_of(size, bits) for size in (0, 1, 256, 1 << 33) for bits in (16, 32)}) == 8
+    assert describe(identity_of(101_402, 16)) == "101402 elements in int16"
 
 
 def test_inspect_names_the_first_value_that_is_not_finite() -> None:

@@ -68,7 +68,9 @@ class Storm:
         raise AssertionError(f"not done after {rounds} rounds: {missing} chunks are missing")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(2, 60))]
+)
 @pytest.mark.parametrize("upstream", [True, False])
 @pytest.mark.parametrize(
     ("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)]

@@ -111,6 +111,7 @@ def batches() -> Iterator[np.random.Generator]:
         yield np.random.default_rng(seed)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", PATTERNS)
 def test_flipped_bits_are_never_missed(name) -> None:
     for random in batches():

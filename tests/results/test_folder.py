@@ -274,9 +274,7 @@ def test_a_link_to_a_folder_stays_one(out: Path, tmp_path: Path) -> None:
 def test_the_current_folder_cannot_be_replaced(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(out / "more")
     for name in (out, Path("..")):
-        with pytest.raises(
-            SpecError, match="is the current folder, which no other can take the place of"
-        ):
+        with pytest.raises(SpecError, match="is the current folder, which cannot be replaced"):
             RunFolder(name, overwrite=True)
     assert mark_of(out) == {"old"}
 
@@ -285,7 +283,7 @@ def test_a_mount_point_cannot_be_replaced(out: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
     with pytest.raises(
         SpecError,
-        match="is a mount point, which no other can take the place of: choose another folder",
+        match="is a mount point, which cannot be replaced: choose another folder",
     ):
         RunFolder(out, overwrite=True)
 
@@ -304,7 +302,7 @@ def test_full_disk_is_noticed_before_the_run(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=LEAST_FREE - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(StorageError, match="its disk has 63 MiB left: needed are 64 MiB"):
+    with pytest.raises(StorageError, match="its disk has 63 MiB left: must be at least 64 MiB"):
         RunFolder(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

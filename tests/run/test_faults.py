@@ -13,8 +13,9 @@ import pytest
 
 from analysis.report import make_report
 from testbed.core.errors import TestbedError
+from testbed.faults import timeline
 from testbed.faults.attach import attach
-from testbed.faults.timeline import Timeline
+from testbed.faults.processes import slow
 from testbed.host.cgroup import remove_groups
 from testbed.results import FAULT_COLUMNS, Run, load_run
 from testbed.run import run_scenario
@@ -125,7 +126,7 @@ def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
         def call(*arguments: Any, **options: Any) -> Any:
             if when(*arguments):
                 interrupted.append(
-                    arguments[0].fabric.run_id if place == "attach" else arguments[0]._fabric.run_id
+                    arguments[0].fabric.run_id if place == "attach" else arguments[0].run_id
                 )
                 os.kill(os.getpid(), signal.SIGTERM)
             return function(*arguments, **options)
@@ -139,7 +140,7 @@ def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
             interrupting(Workers.call_all, lambda _, called, *rest: called is attach),
         )
     else:
-        monkeypatch.setattr(Timeline, "_apply", interrupting(Timeline._apply, lambda *_: True))
+        monkeypatch.setattr(timeline, "slow", interrupting(slow, lambda *_: True))
     with pytest.raises(SystemExit) as ended:
         run_scenario(faulty("drop p=0.01", "slow host=h3 share=0.5"), tmp_path / "run", quiet=True)
     assert ended.value.code == 143

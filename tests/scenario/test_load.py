@@ -156,8 +156,8 @@ WRONG_FAULTS = {
         "action 'shake' is unknown: must be one of drop, duplicate, corrupt, delay, reorder, burst,"
         " limit, link-down, partition, kill, pause, slow, flood"
     ],
-    "drop link=*->h7": ["link: h7 is no host of this fabric: must be h1 to h4"],
-    "flood switch=s2": ["switches: s2 is no switch of this fabric: must be s1"],
+    "drop link=*->h7": ["link: h7 is not a host of this fabric: must be h1 to h4"],
+    "flood switch=s2": ["switches: s2 is not a switch of this fabric: must be s1"],
     "pause host=h2": [
         "pause of h2 at 0 s and pause at 1 s are in force at once: must not overlap, "
         "since the end of one would end the other"

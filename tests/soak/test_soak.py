@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import pytest
 
+from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import TestbedError
 from testbed.exchange.options import ExchangeOptions
@@ -134,6 +135,28 @@ def test_scenarios_of_every_kind_pass(play):
     # three times three.
     assert coverage.collectives["all-reduces"] >= 3 + 3 + 3 + 3 + 3 + 3 + 6 + 3 + 45
     assert coverage.collectives["aggregations"] >= 2 * 4 + 6 + 2 * 4 + 4
+
+
+def imported(context, module):
+    return module in sys.modules
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp-ring"])
+def test_workers_are_born_with_the_backend(play, monkeypatch, backend):
+    """Each of them would take seconds to import some, all at once, in the time they have to
+    open.
+    """
+    born, open_ = [], Phase.open
+
+    def look_and_open(phase):
+        workers = phase.harness.workers
+        module = BACKENDS[phase.scenario.backend].module
+        born.append({workers[name].call(imported, module=module) for name in phase.names})
+        open_(phase)
+
+    monkeypatch.setattr(Phase, "open", look_and_open)
+    play(SCENARIO, replace(SCENARIO, backend=backend), SCENARIO)
+    assert born == [{True}] * 3
 
 
 def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):

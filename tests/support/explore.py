@@ -35,15 +35,19 @@ Method: C. Baier, J.-P. Katoen, Principles of Model Checking, MIT Press 2008, ch
 
 from __future__ import annotations
 
+import gc
 import os
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["FAULT", "Counterexample", "Explored", "System", "depth", "explore"]
+import pytest
+
+__all__ = ["FAULT", "Counterexample", "Explored", "System", "deep", "depth", "explore"]
 
 _WALKS, _STEPS = 1000, 2000
 
@@ -111,12 +115,36 @@ def depth(quick: int) -> int:
     return int(os.environ.get("TESTBED_EXPLORE", quick))
 
 
+def deep(names: Iterable[str], large: Container[str]) -> list[Any]:
+    """Parameters of a test, of which the large ones are in the tier ``deep``."""
+    return [pytest.param(name, marks=pytest.mark.deep if name in large else ()) for name in names]
+
+
 def explore(system: System[State], most: int = 10_000_000) -> Explored:
     """Visit all states of a system.
 
     :param most: States at most.
     :raises Counterexample: One of them must not be.
     """
+    with _uncollected():
+        return _explore(system, most)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Switch Python's search for cycles off: it would look through all states over and over, and
+    states have none.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _explore(system: System[State], most: int) -> Explored:
     found: dict[State, int] = {}
     states: list[State] = []
     parents, names = array("q"), list[str]()

@@ -1,1 +1,1 @@
-"""Open MPI's all-reduce, and how its processes get into the hosts."""
+"""Open MPI's all-reduce, and how its processes enter the hosts."""

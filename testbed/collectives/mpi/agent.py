@@ -1,7 +1,8 @@
 """mpirun's remote shell, which enters a host's namespaces instead: ``mpi_agent.py HOST
 COMMAND...``.
 
-Started once for mpirun itself, and by it once for each of its daemons. It runs without the package.
+It is started once for mpirun itself, and by mpirun once for each of its daemons. It does not import
+the package.
 """
 
 import ctypes
@@ -18,13 +19,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Become COMMAND, a shell's text, in the namespaces of HOST; die when the parent does."""
+    """Run COMMAND, a shell command line, in the namespaces of HOST; die with the parent."""
     host, command = sys.argv[1], " ".join(sys.argv[2:])
     pids = dict(entry.split("=") for entry in os.environ[PIDS_VARIABLE].split(","))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # Open MPI tells nodes apart by their names, and the hosts of a fabric share the machine's.
+    # Open MPI distinguishes nodes by hostname, and the hosts of a fabric share the machine's.
     if libc.unshare(CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWUTS)")
     socket.sethostname(host)

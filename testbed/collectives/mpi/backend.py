@@ -1,7 +1,7 @@
 """``mpi``: Open MPI's Allreduce over TCP, by mpi4py.
 
-The ranks are workers that mpirun has started (see `testbed.collectives.mpi.launch`), beside the
-hosts' own: between collectives they sleep on the controller's socket, not in MPI.
+The ranks are workers that mpirun has started (see `testbed.collectives.mpi.launch`), in addition to
+the hosts' own: between collectives they sleep on the controller's socket, not in MPI.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def initialize(context: WorkerContext) -> str:
 
 
 class Mpi(Backend):
-    """Allreduce of Open MPI, which chooses the algorithm by size.
+    """Open MPI's Allreduce, which chooses the algorithm by size.
 
-    MPI has no deadlines: a rank that stays silent holds the others up until the controller ends it.
-    When a rank dies, mpirun ends all.
+    MPI has no deadlines: a silent rank holds up the others until the controller ends it. When a
+    rank dies, mpirun ends all.
     """
 
     name: ClassVar[str] = "mpi"

@@ -1,4 +1,4 @@
-"""The workers that a backend's ranks run in: the hosts' own, or for ``mpi`` those that mpirun
+"""The workers in which a backend's ranks run: the hosts' own, or for ``mpi`` those that mpirun
 starts.
 """
 
@@ -30,16 +30,16 @@ MPI_PARAMETERS = {
     "pml": "ob1",
     "btl_tcp_if_include": "eth0",
     "oob_tcp_if_include": "eth0",
-    # Ranks share cores: one that waits gives its turn away.
+    # Ranks share cores: one that waits yields the CPU.
     "mpi_yield_when_idle": "1",
-    # All daemons are started by mpirun itself: only it sees the holders' process ids.
+    # mpirun itself starts all daemons, because only it can see the holders' process ids.
     "plm_rsh_no_tree_spawn": "1",
 }
 
 
 @contextmanager
 def rank_workers(backend: str, workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
-    """Provide the workers that a backend's ranks run in.
+    """Provide the workers in which a backend's ranks run.
 
     :param backend: Its name.
     :param hosts: The hosts' names in rank order.
@@ -54,13 +54,13 @@ def rank_workers(backend: str, workers: Workers, hosts: Sequence[str]) -> Iterat
 
 @contextmanager
 def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
-    """Start one MPI rank a host, each a worker named ``mpi:<host>``.
+    """Start one MPI rank per host, each a worker named ``mpi:<host>``.
 
     mpirun runs in the first host's namespaces, its daemons in the others': MPI's traffic is on the
     fabric.
 
     :raises CollectiveError: There is no mpirun.
-    :raises WorkerTimeout: The ranks did not come; the text has what mpirun said.
+    :raises WorkerTimeout: The ranks did not connect; the text has mpirun's output.
     """
     if shutil.which("mpirun") is None:
         raise CollectiveError(
@@ -75,7 +75,7 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,  # as workers: no autogroup of its own
+            process_group=0,  # like workers: no autogroup of its own
         )
     try:
         try:
@@ -93,8 +93,8 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
-    """Return mpirun's command line: one application context a host, so that each rank gets its own
-    name.
+    """Return mpirun's command line: one application context per host, so that each rank gets its
+    own name.
     """
     agent = f"{sys.executable} {mpi_agent.__file__}"
     parameters = {
@@ -121,7 +121,7 @@ def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
 
 
 def environment(fabric: Fabric, hosts: Sequence[str]) -> dict[str, str]:
-    """Return mpirun's environment; the agent finds the hosts in it."""
+    """Return mpirun's environment, in which the agent finds the hosts."""
     return {
         **os.environ,
         RUN_VARIABLE: fabric.run_id,
@@ -132,7 +132,7 @@ def environment(fabric: Fabric, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for mpirun to end by itself; ask it after a while, and kill it in the end."""
+    """Wait for mpirun to exit by itself; after a while ask it to, and finally kill it."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         if number is not None:
             process.send_signal(number)

@@ -1,5 +1,7 @@
-"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the
-last frame.
+"""How a tensor lies in chunks: its lanes, zeros, and the status at the end of the last frame.
+
+So tensors that take as many frames of the same length have their statuses in the same place, and
+ranks find out by their sum that they reduce different ones.
 
 The last word of each chunk is its check, which the lanes and the status pass over (`weigh` of
 ``testbed/native/lanes.h``).
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from testbed.kernel.abi import Struct, constant
 from testbed.protocol.lanes import Lanes
-from testbed.protocol.status import status_bytes
+from testbed.protocol.status import identity_of, status_bytes
 from testbed.protocol.wire import (
     BLOCK,
     FRAME_BYTES,
@@ -66,8 +68,8 @@ class Layout:
     so that all ranks work at once.
 
     :param count: Values.
-    :param data: Bytes of their lanes, up to the next word: where the status begins, checks left
-        out.
+    :param identity: What ranks must agree on: `status.identity_of` the tensor.
+    :param status_at: Where the status begins, bytes, checks left out.
     :param status: Its bytes.
     :param total: Chunks.
     :param length: Payload of a frame, bytes.
@@ -76,7 +78,8 @@ class Layout:
     """
 
     count: int
-    data: int
+    identity: int
+    status_at: int
     status: int
     total: int
     length: int
@@ -93,11 +96,15 @@ class Layout:
         return self._native.address
 
     @classmethod
-    def plan(cls, count: int, lanes: Lanes, chunk_bytes: int) -> Self:
-        """Lay out ``count`` values in chunks of at most ``chunk_bytes``."""
-        data = _pad(count * lanes.bytes, 8)
+    def plan(cls, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> Self:
+        """Lay out the values of a tensor in chunks of at most ``chunk_bytes``.
+
+        :param size: Of the tensor, elements.
+        :param count: Of these, how many are laid out: all, or 0 for the status alone.
+        """
+        count = size if count is None else count
         status = status_bytes(lanes.ranks)
-        stream = data + status
+        stream = _pad(count * lanes.bytes, 8) + status
         longest = chunk_bytes
         if chunk_bytes > LINEAR_PAYLOAD:
             share = _pad(-(-stream // lanes.ranks) + CHECK_BYTES, BLOCK)
@@ -108,12 +115,13 @@ class Layout:
         whole = count // (usable // lanes.bytes)
         return cls(
             count,
-            data,
+            identity_of(size, lanes.bits),
+            total * (length - CHECK_BYTES) - status,
             status,
             total,
             length,
             max(-(-whole // BLOCKS), -(-LEAST_BLOCK // longest)),
-            0 if chunk_bytes <= LINEAR_PAYLOAD else 1 if data <= ONE_TOKEN else 2,
+            0 if chunk_bytes <= LINEAR_PAYLOAD else 1 if count * lanes.bytes <= ONE_TOKEN else 2,
         )
 
     def lanes_in(
@@ -140,11 +148,11 @@ class Layout:
         :param memory: The chunks, ``chunk_bytes`` apart.
         """
         usable = self.length - CHECK_BYTES
-        first, last = self.data // usable, (self.data + self.status - 1) // usable
+        first, last = self.status_at // usable, (self.status_at + self.status - 1) // usable
         chunks = memory[first * chunk_bytes : (last + 1) * chunk_bytes].reshape(-1, chunk_bytes)[
             :, :usable
         ]
-        start = self.data - first * usable
+        start = self.status_at - first * usable
         return chunks.tobytes()[start : start + self.status]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -13,14 +14,15 @@ from numpy.typing import NDArray
 
 from testbed.collectives.ring.layout import Layout, chunk_bytes_for, chunks_for
 from testbed.comm.backend import PHASES
+from testbed.comm.doorbell import Doorbell
 from testbed.comm.group import GroupSpec
 from testbed.comm.lanes import NativeLanes
-from testbed.core.errors import CollectiveError, SpecError
-from testbed.datapath.dispatcher import DOORBELL_FAR, DOORBELL_NEAR, LINK, Dispatcher
+from testbed.core.closing import Closing
+from testbed.core.errors import SpecError
+from testbed.datapath.dispatcher import DOORBELL_FAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
-from testbed.kernel.libbpf import explain
 from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
 from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, WrKind
@@ -69,12 +71,11 @@ class Peer:
     front: int
 
 
-class RingPort:
+class RingPort(Closing):
     """Programs of ``bpf/ring.bpf.c`` for one group, and every way to talk to them."""
 
     def __init__(self, dispatcher: Dispatcher, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
-        self.dispatcher = dispatcher
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
         # a smaller tensor may be spread over all ranks in shorter frames
         chunks = max(chunks_for(spec.capacity, lanes, self.chunk_bytes), spec.size)
@@ -111,23 +112,24 @@ class RingPort:
         sizes = dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), chunks)
         sizes |= {"ring_streams": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
         sizes |= {"ring_retransmit": retransmit_slots, "ring_retransmit_data": retransmit_slots}
-        self._object = BpfObject(
-            "ring",
-            rodata=config,
-            max_entries=sizes,
-            value_sizes=dict.fromkeys(payload, self.chunk_bytes),
-        )
-        self.doorbell: socket.socket | None = None
-        try:
-            self._share()
-            self._connect_doorbell(lanes, len(cpus))
-            dispatcher.add(
-                spec.group_id,
-                *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute")),
+        with contextlib.ExitStack() as stack:
+            self._object = stack.enter_context(
+                BpfObject(
+                    "ring",
+                    rodata=config,
+                    max_entries=sizes,
+                    value_sizes=dict.fromkeys(payload, self.chunk_bytes),
+                )
             )
-        except BaseException:
-            self._close_own()
-            raise
+            self._share()
+            doorbell = stack.enter_context(Doorbell(spec))
+            self._check = doorbell.check
+            self._connect(doorbell, lanes, len(cpus))
+            ends = (self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute"))
+            dispatcher.add(spec.group_id, *ends)
+            # The group's frames belong to nobody from then on.
+            stack.callback(dispatcher.remove, spec.group_id)
+            self._open = stack.pop_all()
 
     def _share(self) -> None:
         shared, layout_of = self._object.maps, self._object.dtype
@@ -154,9 +156,7 @@ class RingPort:
         self._counters = shared["ring_counters"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
 
-    def _connect_doorbell(self, lanes: Lanes, cpus: int) -> None:
-        self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        self.doorbell.bind((DOORBELL_NEAR, 0))
+    def _connect(self, doorbell: Doorbell, lanes: Lanes, cpus: int) -> None:
         kick = encode(Frame(Header(Kind.DOORBELL, self.spec.group_id, self.spec.cookie, prev=0)))
         kick = kick.ljust(
             offset_of(self.chunk_bytes) + self.chunk_bytes, b"\0"
@@ -169,7 +169,7 @@ class RingPort:
             early_frames=self.early_frames.ctypes.data,
             kick=ctypes.addressof(self._kick),
             kick_length=len(self._kick),
-            doorbell=self.doorbell.fileno(),
+            doorbell=doorbell.fd,
             events=self._events.fd,
             rank=self.spec.rank,
             ranks=self.spec.size,
@@ -326,20 +326,7 @@ class RingPort:
 
     def close(self) -> None:
         """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
-        self.dispatcher.remove(self.spec.group_id)
-        self._close_own()
-
-    def _close_own(self) -> None:
-        if self.doorbell is not None:
-            self.doorbell.close()
-        self._object.close()
-
-    def _check(self, code: int) -> None:
-        if code:
-            raise CollectiveError(
-                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell"
-                f" {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}"
-            )
+        self._open.close()
 
 
 def _bits(value: float) -> int:

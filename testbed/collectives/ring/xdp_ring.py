@@ -25,7 +25,15 @@ from testbed.datapath.dispatcher import Dispatcher
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.scale import SLACK, ScaleGuess
 from testbed.protocol.sequence import must_forget, seq_after
-from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
+from testbed.protocol.status import (
+    Fault,
+    Status,
+    decode,
+    describe,
+    encode,
+    finite_absmax,
+    inspect,
+)
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -45,37 +53,39 @@ class XdpRing(Backend):
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
-        self._seq = FIRST
-        self._tensors: dict[int, _Tensor] = {}
-        self._port: RingPort | None = None
+        #: The last collective's number.
+        self.seq = FIRST
+        #: By size.
+        self.tensors: dict[int, _Tensor] = {}
+        self.port: RingPort | None = None
         self._failed: str | None = None
         self._together = False  # all ranks have met, and this one is in no collective
 
     def connect(self) -> None:
         """See `Backend.connect`."""
         if self.spec.size > 1:
-            self._port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
-            self._recovery = Recovery(self._port)
+            self.port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
+            self._recovery = Recovery(self.port)
             self._recovery.meet()
             self._together = True
 
     @property
     def phases(self) -> dict[str, float]:
         """See `Backend.phases`."""
-        return super().phases if self._port is None else self._port.seconds
+        return super().phases if self.port is None else self.port.seconds
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         if self._failed:
             raise CollectiveError(f"this group has failed before, form it again: {self._failed}")
         if tensor.size == 0:
             return
-        if self._port is None:
+        if self.port is None:
             self._alone(tensor, out)
             return
-        kind = self._tensors.get(tensor.size)
+        kind = self.tensors.get(tensor.size)
         if kind is None:
-            kind = self._tensors[tensor.size] = _Tensor(
-                tensor.size, self.lanes, self._port.chunk_bytes
+            kind = self.tensors[tensor.size] = _Tensor(
+                tensor.size, self.lanes, self.port.chunk_bytes
             )
         guess = kind.guess
         if guess.exponent is None:
@@ -88,11 +98,12 @@ class XdpRing(Backend):
             if outcome is Outcome.FAULTY:
                 # All ranks see the same faults, so all come here, and all go on or give up
                 # together.
-                status = decode(self.spec.size, self._port.status_bytes(kind.layout))
+                status = decode(self.spec.size, self.port.status_bytes(kind.layout))
+                self._compare(kind.layout.identity, status)
                 values = self._mend(tensor, status)
                 guess.learn(status.exponent)
             else:
-                guess.learn(self._port.seen)
+                guess.learn(self.port.seen)
             if outcome is Outcome.DONE:
                 break
             self.redone += 1
@@ -106,10 +117,10 @@ class XdpRing(Backend):
 
         :param absmax: A magnitude that the status is to count with besides the values'.
         """
-        port = self._port
+        port = self.port
         assert port is not None
-        before, self._seq = self._seq, seq_after(self._seq)
-        seq = self._seq
+        before, self.seq = self.seq, seq_after(self.seq)
+        seq = self.seq
         if must_forget(before, seq):
             port.forget(before)
         self._together = False
@@ -120,7 +131,8 @@ class XdpRing(Backend):
         )
         if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
-            status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
+            fault = inspect(values, self.spec.rank)
+            status = encode(self.spec.size, self.spec.rank, rest, kind.layout.identity, fault)
             port.finish(kind.layout, seq, status)
         fewest, progressed = math.inf, time.monotonic()
         while outcome in (Outcome.NONFINITE, Outcome.LATE):
@@ -142,26 +154,45 @@ class XdpRing(Backend):
         self._together = True
         return outcome
 
+    def _compare(self, identity: int, status: Status) -> None:
+        """Do all ranks reduce the same tensor, as far as can be told?
+
+        :raises CollectiveError: The text names those that reduce another one than this rank.
+        """
+        others = [
+            f"rank {rank} ({self.spec.members[rank].name}) {describe(other)}"
+            for rank, other in enumerate(status.identities)
+            if other != identity
+        ]
+        if others:
+            self._failed = (
+                f"rank {self.spec.rank} ({self.spec.me.name}): the ranks reduce different tensors:"
+                f" {describe(identity)} here, {', '.join(others)} (all-reduce {self.seq})"
+            )
+            raise CollectiveError(self._failed)
+
     def _agree(self, tensor: Tensor) -> int:
         """A collective of the status alone, for tensors of a size that nothing is known about yet.
 
         :returns: The exponent of the group's largest finite magnitude.
         """
-        assert self._port is not None
+        assert self.port is not None
         absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
         if not math.isfinite(absmax):
             # The pass to come reports it; this one only has to tell the exponent of the rest.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
-        outcome = self._pass(
-            _Tensor(tensor.size, self.lanes, self._port.chunk_bytes, 0), nothing, nothing, 0, absmax
-        )
+        kind = _Tensor(tensor.size, self.lanes, self.port.chunk_bytes, 0)
+        outcome = self._pass(kind, nothing, nothing, 0, absmax)
+        if outcome is Outcome.FAULTY:
+            status = decode(self.spec.size, self.port.status_bytes(kind.layout))
+            self._compare(kind.layout.identity, status)
         assert outcome is Outcome.DONE
-        return self._port.seen
+        return self.port.seen
 
     def _alone(self, tensor: Tensor, out: Tensor) -> None:
         fault = inspect(tensor, 0)
-        np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (fault,))))
+        np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (), (fault,))))
 
     def _mend(self, tensor: Tensor, status: Status) -> Tensor:
         """What to reduce instead of a tensor with values that are not finite.
@@ -192,12 +223,12 @@ class XdpRing(Backend):
 
         :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
         """
-        assert self._port is not None
+        assert self.port is not None
         indices = np.flatnonzero(np.isinf(out))
         if not indices.size:
             return
         sums = kind.layout.lanes_in(
-            self._port.results, self._port.chunk_bytes, indices, self.lanes.dtype
+            self.port.results, self.port.chunk_bytes, indices, self.lanes.dtype
         )
         beyond = indices[self.lanes.surely_overflows(sums, exponent)]
         if beyond.size and self.spec.on_overflow == "error":
@@ -212,10 +243,18 @@ class XdpRing(Backend):
 
     def counters(self) -> Counters:
         """See `Backend.counters`."""
-        if self._port is None:
+        if self.port is None:
             return Counters()
-        table = self._port.counters()
+        table = self.port.counters()
         return Counters(table["sent"], table["sent_bytes"], table["resent"])
+
+    def statistics(self) -> dict[str, int]:
+        """Where this rank is: its sequence number, the system calls that the ring itself has made,
+        and all counters of its programs (``enum ring_counter``).
+        """
+        if self.port is None:
+            return {}
+        return {"seq": self.seq, "syscalls": self.port.syscalls, **self.port.counters()}
 
     def error_bound(self, absmax: float) -> float:
         """Half a step a rank at the largest exponent that a guess may have; see
@@ -227,13 +266,13 @@ class XdpRing(Backend):
 
     def close(self) -> None:
         """See `Backend.close`."""
-        if self._port is not None:
+        if self.port is not None:
             try:
-                if self._together and not self._failed:
-                    self._recovery.linger(self._seq)
+                if self._together:
+                    self._recovery.linger(self.seq)
             finally:
-                self._port.close()
-                self._port = None
+                self.port.close()
+                self.port = None
                 del self._recovery  # it has views of the maps
 
 
@@ -247,12 +286,14 @@ class _Tensor:
     def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
         self.size = size
         self.bits = lanes.bits
-        self.layout = Layout.plan(size if count is None else count, lanes, chunk_bytes)
+        self.layout = Layout.plan(size, lanes, chunk_bytes, count)
         self.guess = ScaleGuess()
         self._tags: dict[int, int] = {}
 
     def tag(self, exponent: int) -> int:
-        """What ranks must agree on besides the number of chunks, in 16 bits."""
+        """What ranks must agree on besides the number of chunks, in 16 bits: most tensors that
+        differ are found by the first frame. The status finds all.
+        """
         if exponent not in self._tags:
             self._tags[exponent] = (
                 zlib.crc32(f"{self.bits} {self.size} {exponent}".encode()) & 0xFFFF

@@ -65,8 +65,7 @@ class Pinch(Exchange):
         self._cache = (
             None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
         )
-        self._seq = 0
-        self._port: PinchPort | None = None
+        self.port: PinchPort | None = None
         self._failed: str | None = None
         self._together = False  # as far as this rank knows, all ranks are in the same exchange
         self._nonfinite = False  # all ranks know that some rank has values that are not finite
@@ -76,17 +75,18 @@ class Pinch(Exchange):
         group = self.spec.group
         if group.size == 1:
             return
-        self._port = port = PinchPort(
+        self.port = port = PinchPort(
             Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers
         )
         self._recovery = Recovery(port)
-        self._numbers.reset(port.accumulators)
+        self._numbers.reset(port.maps.accumulators)
         nothing = bundle(self._tables.outgoing[:0], self._tables.masks[:0], self.layout.rows)
         self._address(nothing)
         self._advance()
-        port.enter(LEAST_EXPONENT, EXPONENTS)
-        port.send_handshakes(1)  # others' handshakes may have arrived before this rank had opened
-        port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
+        port.handshakes.enter(LEAST_EXPONENT, EXPONENTS)
+        # Others' handshakes may have arrived before this rank had opened.
+        port.kicks.send_handshakes(1)
+        port.sending.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
         self._together = True
         self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
@@ -97,54 +97,61 @@ class Pinch(Exchange):
                 for rank in range(group.size)
                 if len(halo.sends[rank]) or len(halo.sources[rank])
             ]
-            port.control.partners = sum(1 << rank for rank in {*needed, group.rank})
-        self._open()
+            port.maps.control.partners = sum(1 << rank for rank in {*needed, group.rank})
+        self.open_next()
 
     def _address(self, bundles: Bundles) -> None:
-        assert self._port is not None
+        assert self.port is not None
         self._bundles = bundles
-        self._port.address(bundles)
+        self.port.sending.address(bundles)
 
     def _advance(self) -> None:
         """Accept frames of the next sequence number."""
-        assert self._port is not None
-        self._seq = seq_after(self._seq)
-        self._port.open(self._seq)
+        assert self.port is not None
+        self.port.process.open(seq_after(self.port.process.seq))
 
-    def _open(self) -> None:
+    def open_next(self) -> None:
         """Open the next exchange, since others may enter it before this rank does."""
         self._advance()
         if self.spec.exponent is not None:
             # The handshake is known already.
-            assert self._port is not None
-            self._port.enter(self.spec.exponent, EXPONENTS)
+            assert self.port is not None
+            self.port.handshakes.enter(self.spec.exponent, EXPONENTS)
 
     @property
     def phases(self) -> dict[str, float]:
         """See `Exchange.phases`."""
-        if self._port is None:
+        if self.port is None:
             return self._phases
-        native = self._port.seconds
+        native = self.port.process.seconds
         return {phase: seconds + native.get(phase, 0.0) for phase, seconds in self._phases.items()}
 
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
         if self._failed:
             raise CollectiveError(f"this exchange has failed before, open it again: {self._failed}")
-        port = self._port
+        port = self.port
         if port is None:
             self._alone(x, out)
             return
         try:
             exponent = self._exchange(x)
         except CollectiveError as error:
-            self._failed, self._together = str(error), self._nonfinite or any(port.ended[0])
+            self._failed, self._together = (
+                str(error),
+                self._nonfinite or any(port.handshakes.ended[0]),
+            )
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
             self._numbers.collect(
-                port.accumulators, self._tables.targets, port.banks, out, exponent, clear
+                port.maps.accumulators,
+                self._tables.targets,
+                port.placement.banks,
+                out,
+                exponent,
+                clear,
             )
-        self._open()
+        self.open_next()
 
     def _exchange(self, x: Embeddings) -> int:
         """Send and receive everything.
@@ -162,10 +169,10 @@ class Pinch(Exchange):
             return self.spec.exponent
         while (exponent := self._try(x, own)) is None:
             # All ranks get here, because all know the same, and none has sent anything.
-            assert self._port is not None
+            assert self.port is not None
             if self._cache:
                 self._cache.forget()
-                self._numbers.reset(self._port.accumulators)
+                self._numbers.reset(self.port.maps.accumulators)
             self._advance()
         if self._cache:
             self._cache.commit()
@@ -177,7 +184,7 @@ class Pinch(Exchange):
         :param own: This rank's largest exponent; None: it has values that are not finite.
         :returns: It; None: it does not hold, and another is known.
         """
-        guess, port = self._scale.exponent, self._port
+        guess, port = self._scale.exponent, self.port
         assert port is not None
         holds = (
             range(0)
@@ -188,28 +195,28 @@ class Pinch(Exchange):
         if used is not None and self._cache:
             self._choose(x, self._cache, used)
         with self._timed("send"):
-            port.enter(own, holds)
+            port.handshakes.enter(own, holds)
         if used is not None:
             self._send(x, used)
         complete = self._recovery.wait()
-        highest = port.highest
+        highest = port.handshakes.highest
         if highest is None:
-            nonfinite, self._nonfinite = port.nonfinite, True
+            nonfinite, self._nonfinite = port.handshakes.nonfinite, True
             self._advance()
             raise not_finite(self.spec.group, nonfinite)
         self._scale.learn(highest)
         return guess if complete else None
 
     def _send(self, x: Embeddings, exponent: int) -> None:
-        assert self._port is not None
+        assert self.port is not None
         last = self._cache.last if self._cache else None
-        self._port.send(x, self._bundles, self._numbers.factor(exponent), last)
+        self.port.sending.send(x, self._bundles, self._numbers.factor(exponent), last)
 
     def _too_large(self, own: int | None, exponent: int) -> CollectiveError:
         """Tell all other ranks, which would wait for frames that this rank cannot send."""
-        assert self._port is not None
+        assert self.port is not None
         group = self.spec.group
-        self._port.end(nonfinite=[group.rank])
+        self.port.handshakes.end(nonfinite=[group.rank])
         what = (
             "that are not finite"
             if own is None
@@ -238,9 +245,9 @@ class Pinch(Exchange):
 
     def counters(self) -> Counters:
         """See `Exchange.counters`."""
-        if self._port is None:
+        if self.port is None:
             return Counters()
-        table = self._port.counters()
+        table = self.port.maps.counters()
         others = table["acks"] + table["asks"] + table["handshakes"]
         return Counters(
             table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"]
@@ -254,11 +261,19 @@ class Pinch(Exchange):
         """
         return self._numbers.error_bound(self.spec.halo, absmax, self.spec.bound or 0.0)
 
+    def statistics(self) -> dict[str, int]:
+        """Where this rank is: its sequence number, and all counters of its programs (``enum
+        pinch_counter``).
+        """
+        if self.port is None:
+            return {}
+        return {"seq": self.port.process.seq, **self.port.maps.counters()}
+
     def measures(self) -> dict[str, float]:
         """Return further counts since `connect`; see docs/results.md."""
-        if self._port is None:
+        if self.port is None:
             return {}
-        table = self._port.counters()
+        table = self.port.maps.counters()
         row = 8 * self.layout.words + 4
         found = {
             "redundant_bytes": float(table["unused"] * row),
@@ -280,9 +295,9 @@ class Pinch(Exchange):
 
     def close(self) -> None:
         """See `Exchange.close`."""
-        if self._port is not None:
+        if self.port is not None:
             if self._together:
                 with suppress(CollectiveError):
                     self._recovery.linger()
-            self._port.close()
-            self._port = None
+            self.port.close()
+            self.port = None

@@ -8,7 +8,8 @@ import time
 
 from testbed.core.errors import CollectiveError
 from testbed.exchange.pinch.numbers import LEAST_EXPONENT
-from testbed.exchange.pinch.port import PinchPort, Waited
+from testbed.exchange.pinch.port import PinchPort
+from testbed.exchange.pinch.process import Waited
 from testbed.exchange.pinch.verdict import Words
 from testbed.protocol.pinch.policy import TRIES, Policy, Seen
 from testbed.protocol.rto import RetransmissionTimer
@@ -54,7 +55,9 @@ class Recovery:
             the text says why.
         """
         started, policy = time.monotonic(), Policy(self.port.seen())
-        waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
+        waited = self.port.process.wait(
+            max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE))
+        )
         if waited is Waited.TIME_UP:
             waited = self._go_on(started, policy)
         if waited is Waited.ENDED:
@@ -76,15 +79,15 @@ class Recovery:
             elif self._is_over(now - moved, policy, seen):
                 verdict = policy.verdict(seen)
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
-                port.end(gone=verdict.silent, late=late)
+                port.handshakes.end(gone=verdict.silent, late=late)
                 raise CollectiveError(
-                    self._words.gave_up(seen, verdict, port.copies, now - started)
+                    self._words.gave_up(seen, verdict, port.sending.copies, now - started)
                 )
-            elif port.in_flight or now - moved >= self._patience:
+            elif port.sending.in_flight or now - moved >= self._patience:
                 self.timer.expired()
                 port.act(policy.act(seen))
-            left = 0.0 if port.in_flight else self._patience - (now - moved)
-            waited = port.wait(max(self.timer.timeout, left))
+            left = 0.0 if port.sending.in_flight else self._patience - (now - moved)
+            waited = port.process.wait(max(self.timer.timeout, left))
         return waited
 
     def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
@@ -103,20 +106,20 @@ class Recovery:
         """
         port, attempt = self.port, 0
         deadline = time.monotonic() + min(_LINGER, port.group.timeout)
-        if not any(port.ended):
-            port.control.partners = (1 << port.group.size) - 1
-            port.enter(LEAST_EXPONENT, range(0))  # nothing is exchanged in it
-        while not port.may_go and time.monotonic() < deadline:
-            if any(port.ended):
+        if not any(port.handshakes.ended):
+            port.maps.control.partners = (1 << port.group.size) - 1
+            port.handshakes.enter(LEAST_EXPONENT, range(0))  # nothing is exchanged in it
+        while not port.handshakes.may_go and time.monotonic() < deadline:
+            if any(port.handshakes.ended):
                 time.sleep(self.timer.timeout)  # no event wakes this rank
-            elif port.wait(self.timer.timeout) is Waited.UNFIT:
+            elif port.process.wait(self.timer.timeout) is Waited.UNFIT:
                 break
             attempt += 1
-            port.send_handshakes(attempt)
+            port.kicks.send_handshakes(attempt)
 
     def _measure(self) -> None:
         """Take over the round trips that the programs have measured."""
-        control = self.port.control
+        control = self.port.maps.control
         samples, total = int(control.rtt_samples), int(control.rtt_sum_us)
         if samples != self._samples:
             mean = (total - self._rtt_sum) / (samples - self._samples) * 1e-6
@@ -126,9 +129,9 @@ class Recovery:
 
     def _end(self) -> str:
         """The text of the error if other ranks have ended exchanges."""
-        port, (nonfinite, gone, late) = self.port, self.port.ended
+        port, (nonfinite, gone, late) = self.port, self.port.handshakes.ended
         if not nonfinite:
-            return self._words.ended(port.seq, gone, late)
+            return self._words.ended(port.process.seq, gone, late)
         ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in nonfinite)
         larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
         return f"exchange: {ranks} has embeddings that are not finite{larger}"

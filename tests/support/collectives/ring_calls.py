@@ -45,11 +45,11 @@ def reduce_values_in(context, values, group_id=0):
 def counters_in(context, group_id=0):
     ring = kept(context)[group_id]
     looks = len(os.sched_getaffinity(1)) * ring.phases["wait"] / LOOK
-    return ring._port.counters() | {"syscalls": ring._port.syscalls, "looks": looks}
+    return ring.statistics() | {"looks": looks}
 
 
 def set_seq_in(context, seq, group_id=0):
-    kept(context)[group_id]._seq = seq
+    kept(context)[group_id].seq = seq
 
 
 def connect(workers, hosts, **options):

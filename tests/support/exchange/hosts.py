@@ -28,7 +28,7 @@ WITHIN = 60.0  # seconds for a call
 
 Bounds = list[np.ndarray]
 
-_GROUPS = itertools.cycle(range(4096))
+GROUPS = itertools.cycle(range(4096))
 
 
 def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
@@ -69,7 +69,7 @@ class Hosts:
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
         plan, directory = self.fabric.plan, str(self.fabric.directory)
         return make_groups(
-            plan.hosts, group_id=next(_GROUPS), mtu=plan.mtu, rendezvous=directory, **options
+            plan.hosts, group_id=next(GROUPS), mtu=plan.mtu, rendezvous=directory, **options
         )
 
     def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:

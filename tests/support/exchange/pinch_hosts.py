@@ -53,7 +53,7 @@ def aggregate_in(
 def measures_in(context: WorkerContext, number: int) -> dict[str, float]:
     """What has been counted."""
     exchange, _ = kept(context)[f"pinch/{number}"]
-    return {**exchange.measures(), **exchange._port.counters()}
+    return {**exchange.measures(), **exchange.statistics()}
 
 
 def close_in(context: WorkerContext, number: int) -> None:
@@ -154,7 +154,7 @@ class PinchHosts:
         plan, directory = self.fabric.plan, str(self.fabric.directory)
         return make_groups(
             plan.hosts[:ranks],
-            group_id=next(hosts._GROUPS),
+            group_id=next(hosts.GROUPS),
             mtu=plan.mtu,
             rendezvous=directory,
             **options,

@@ -15,8 +15,12 @@ OLD_NAMES = {
 }
 
 
-class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Python, whose methods can be replaced
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+# The one in Python, whose methods can be replaced.
+PicklerInPython: Any = pickle._Pickler  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class Python2Pickler(PicklerInPython):
+    dispatch = dict(PicklerInPython.dispatch)
 
     def save_bytes(self, data: bytes) -> None:
         self.write(pickle.BINSTRING + len(data).to_bytes(4, "little") + data)

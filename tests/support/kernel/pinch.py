@@ -143,16 +143,16 @@ class Loaded(Closing):
         """
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
-            port._receive.maps[f"pinch_{name}"].view()[:] = 0
-        port.control.progress = word_of(seq - 1, 0) if seq > 1 else 0
-        self.numbers(rank).reset(port.accumulators)
-        port.address(self.bundles[rank])
-        port.open(seq)
+            port.maps.by_name[f"pinch_{name}"].view()[:] = 0
+        port.maps.control.progress = word_of(seq - 1, 0) if seq > 1 else 0
+        self.numbers(rank).reset(port.maps.accumulators)
+        port.sending.address(self.bundles[rank])
+        port.process.open(seq)
         senders = [sender for sender, _ in self.numbers_to(rank)]
         meet(port, np.bincount(senders, minlength=self.graph.world))
-        port.control.copies = 0  # until something is sent
-        port._consumer[0] = port._producer[0]
-        counters = port._counters
+        port.maps.control.copies = 0  # until something is sent
+        port.maps.consumer[0] = port.maps.producer[0]
+        counters = port.maps.by_name["pinch_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
 
     def numbers_to(self, rank: int) -> list[tuple[int, int]]:
@@ -191,14 +191,15 @@ class Loaded(Closing):
         port, bundles = self.ports[rank], self.bundles[rank]
         count = len(bundles.to) * self.layout.parts
         mine = np.ascontiguousarray(self.x[self.graph.halos[rank].owned])
-        self.numbers(rank).fill(mine, bundles, 0, count, port.payloads, port.frames, self.exponent)
-        port.control.copies = int(port.frames["copies"][:count].sum())
-        port.control.progress = word_of(port.seq, count)
+        self.numbers(rank).fill(
+            mine, bundles, 0, count, port.maps.payloads, port.maps.frames, self.exponent
+        )
+        port.maps.control.copies = int(port.maps.frames["copies"][:count].sum())
+        port.maps.control.progress = word_of(port.process.seq, count)
         return count
 
     def program(self, rank: int, name: str) -> Program:
-        port = self.ports[rank]
-        return {**port._receive.programs, **port._broadcast.programs}[name]
+        return self.ports[rank].maps.programs[name]
 
     def run(self, rank: int, name: str, data: bytes) -> TestRun:
         return self.program(rank, name).test_run(data)
@@ -208,20 +209,20 @@ class Loaded(Closing):
 
     def work(self, rank: int) -> TestRun:
         """Go on with what has been set aside."""
-        return self.run(rank, "pinch_doorbell", self.ports[rank].doorbell._work)
+        return self.run(rank, "pinch_doorbell", self.ports[rank].kicks.work)
 
     def counters(self, rank: int) -> dict[str, int]:
         """Those that are not zero."""
-        return {name: count for name, count in self.ports[rank].counters().items() if count}
+        return {name: count for name, count in self.ports[rank].maps.counters().items() if count}
 
     def results(self, rank: int) -> np.ndarray:
         """The aggregates so far; accumulators stay, but for maxima."""
         port = self.ports[rank]
         out = np.empty((self.graph.halos[rank].num_owned, self.x.shape[1]), np.float32)
         self.numbers(rank).collect(
-            port.accumulators,
+            port.maps.accumulators,
             self.tables[rank].targets,
-            port.banks,
+            port.placement.banks,
             out,
             self.exponent,
             clear=False,
@@ -236,12 +237,12 @@ class Loaded(Closing):
         of 8 bytes and 8 more.
         """
         port = self.ports[rank]
-        _, _, data = port._receive.maps["pinch_events"].ring_buffer()
+        _, _, data = port.maps.by_name["pinch_events"].ring_buffer()
         found = []
-        while port._consumer[0] < port._producer[0]:
-            place = int(port._consumer[0]) % (data.size // 2) + 8
+        while port.maps.consumer[0] < port.maps.producer[0]:
+            place = int(port.maps.consumer[0]) % (data.size // 2) + 8
             found.append(int(data[place : place + 8].view(np.uint64)[0]))
-            port._consumer[0] += 16
+            port.maps.consumer[0] += 16
         return found
 
     def memory(self, rank: int) -> dict[str, bytes]:
@@ -249,7 +250,7 @@ class Loaded(Closing):
         left_out = ("counters", "scratch", "events", "both", "fan", "cpus")
         tables = {
             name.removeprefix("pinch_"): table
-            for name, table in self.ports[rank]._receive.maps.items()
+            for name, table in self.ports[rank].maps.by_name.items()
         }
         shared = {
             name: table
@@ -259,7 +260,7 @@ class Loaded(Closing):
         stash = shared.pop("stash")
         found = {name: table.view(np.uint8).tobytes() for name, table in shared.items()}
         found["stash"] = b"".join(stash.lookup(key) for key in range(stash.max_entries))
-        return found | {"events": self.ports[rank]._producer.tobytes()}
+        return found | {"events": self.ports[rank].maps.producer.tobytes()}
 
     @contextmanager
     def wire(self) -> Iterator[socket]:
@@ -272,11 +273,11 @@ class Loaded(Closing):
 
 def meet(port: PinchPort, frames: np.ndarray) -> None:
     """Have all ranks entered, with so many frames each for this one."""
-    word = np.uint64(word_of(port.seq, 0))
-    port.peers["theirs"][:, port.seq & 1] = word | frames.astype(np.uint64) << np.uint64(
-        EXPONENT_BITS
-    )
-    port.control.met = word_of(port.seq, int(frames.sum()))
+    word = np.uint64(word_of(port.process.seq, 0))
+    port.maps.peers["theirs"][:, port.process.seq & 1] = word | frames.astype(
+        np.uint64
+    ) << np.uint64(EXPONENT_BITS)
+    port.maps.control.met = word_of(port.process.seq, int(frames.sum()))
 
 
 def handshake(
@@ -285,7 +286,7 @@ def handshake(
     """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest
     value.
     """
-    seq = fields.setdefault("seq", port.seq)
+    seq = fields.setdefault("seq", port.process.seq)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
     word = np.array([word_of(seq, frames << EXPONENT_BITS | said)], np.uint64)
     return frame(port, word, sender, PinchKind.HANDSHAKE, **fields).ljust(LEAST_BYTES, b"\0")
@@ -293,7 +294,7 @@ def handshake(
 
 def first_kick(port: PinchPort) -> bytes:
     """A kick as its process rings it."""
-    return bytes(port.doorbell.kicks)[: port.doorbell.kick_bytes]
+    return bytes(port.kicks.flows)[: port.kicks.size]
 
 
 def checksum(header: Header, payload: Words) -> int:
@@ -319,7 +320,7 @@ def frame(
 ) -> bytes:
     """A frame to a port's rank; fields that are not given are those of a good one."""
     group = port.group
-    tag, length = int(port.control.tag), 8 * payload.size
+    tag, length = int(port.maps.control.tag), 8 * payload.size
     good = {
         "kind": kind,
         "group": group.group_id,
@@ -345,7 +346,9 @@ def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fiel
     for number in have:
         if 0 <= number // 32 - first < ACK_WORDS:
             words[number // 32 - first] |= np.uint64(1 << number % 32)
-    return frame(port, words, sender, PinchKind.ACK, chunk=chunk, **{"seq": port.seq} | fields)
+    return frame(
+        port, words, sender, PinchKind.ACK, chunk=chunk, **{"seq": port.process.seq} | fields
+    )
 
 
 def said(data: bytes) -> Frame:

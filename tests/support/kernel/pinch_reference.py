@@ -15,7 +15,7 @@ from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, Processing
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
 from testbed.exchange.pinch.numbers import EXPONENTS, LEAST_EXPONENT
-from testbed.exchange.pinch.port import Waited
+from testbed.exchange.pinch.process import Waited
 from testbed.exchange.pinch.tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
 from testbed.kernel.abi import dtype
@@ -138,17 +138,17 @@ class Member:
                 rank=index,
                 ranks=port.group.size,
                 group=port.group.group_id,
-                tag=int(port.control.tag),
+                tag=int(port.maps.control.tag),
                 words=layout.words,
                 rows=layout.rows,
                 payload=layout.payload,
                 slice=tables.slice,
-                capacity=port.capacity,
+                capacity=port.maps.capacity,
                 sources=tuple(
                     Source(*source) for source in tables.sources[: port.group.size].tolist()
                 ),
-                home=tuple(port.homes),
-                anywhere=port.cpu == ANYWHERE,
+                home=tuple(port.placement.homes),
+                anywhere=port.placement.cpu == ANYWHERE,
             ),
             self.sink,
         )
@@ -157,8 +157,8 @@ class Member:
 
     def reset(self) -> None:
         """Be as one that has just been loaded."""
-        port, shared = self.port, self.port._receive.maps
-        tag = int(port.control.tag)
+        port, shared = self.port, self.port.maps.by_name
+        tag = int(port.maps.control.tag)
         left_out = (
             "counters",
             "scratch",
@@ -175,34 +175,34 @@ class Member:
                 table.view(np.uint8)[:] = 0
         counters = shared["pinch_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
-        port.control.tag, port.control.partners = tag, (1 << port.group.size) - 1
-        port.control.window = 1
-        port.control.copies, port.control.highest = self.rank.copies, self.rank.highest
-        port._consumer[0] = port._producer[0]
-        self.network.loaded.numbers(self.index).reset(port.accumulators)
+        port.maps.control.tag, port.maps.control.partners = tag, (1 << port.group.size) - 1
+        port.maps.control.window = 1
+        port.maps.control.copies, port.maps.control.highest = self.rank.copies, self.rank.highest
+        port.maps.consumer[0] = port.maps.producer[0]
+        self.network.loaded.numbers(self.index).reset(port.maps.accumulators)
         self.sink.clear()
-        port.seq = 0
+        port.process.seq = 0
 
     # What the process does, twice.
 
     def jump(self, seq: int) -> None:
         """Let all exchanges up to a sequence number have been."""
-        self.port.control.progress, self.rank.seq = word_of(seq, 0), seq
+        self.port.maps.control.progress, self.rank.seq = word_of(seq, 0), seq
         for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
-            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(word_of(seq, 0))
+            self.port.maps.by_name[f"pinch_{name}"].view()[:] = np.uint64(word_of(seq, 0))
             bitmap[:] = [word_of(seq, 0)] * len(bitmap)
 
     def open(self, seq: int) -> None:
-        self.port.open(seq)
+        self.port.process.open(seq)
         self.process.open(seq)
 
     def address(self, bundles: Bundles, lanes: np.ndarray) -> None:
         port, layout = self.port, self.network.loaded.layout
-        port.address(bundles)
+        port.sending.address(bundles)
         bodies = reference.payloads(layout, bundles, lanes)
         to = np.repeat(bundles.to, layout.parts).tolist()
-        peers = -(-(port.group.size - 1) // len(set(port.homes)))
-        self.rank.window = int(port.control.window)
+        peers = -(-(port.group.size - 1) // len(set(port.placement.homes)))
+        self.rank.window = int(port.maps.control.window)
         self.process.every = max(1, min(8, self.rank.window // (4 * peers)))
         self.process.address(
             [(mask, tuple(body.tolist())) for mask, body in zip(to, bodies, strict=True)]
@@ -210,17 +210,17 @@ class Member:
 
     def enter(self, exponent: int | None = 0, holds: range = EXPONENTS) -> None:
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
-        self.port.enter(exponent, holds)
+        self.port.handshakes.enter(exponent, holds)
         self.kicked(
             [self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)]
         )
 
     def send(self, x: np.ndarray, bundles: Bundles, factor: float) -> None:
-        self.port.send(x, bundles, factor, None)
+        self.port.sending.send(x, bundles, factor, None)
         self.kicked(self.process.send())
 
     def end(self, **why: list[int]) -> None:
-        self.port.end(**why)
+        self.port.handshakes.end(**why)
         self.kicked(
             [
                 self.process.end(
@@ -268,7 +268,7 @@ class Member:
         if (
             out is Next.CPU
         ):  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
-            self.network.kicks.append((self.index, self.port.cpu, "pinch_link", data))
+            self.network.kicks.append((self.index, self.port.placement.cpu, "pinch_link", data))
 
     def kick(self, data: bytes, cpu: int) -> None:
         out, data = self._both(
@@ -282,7 +282,7 @@ class Member:
             packet = self.parse(data)
             assert packet is not None
             kick = packet.kind == PinchKind.DOORBELL
-            to = packet.stream if kick else self.port.cpu
+            to = packet.stream if kick else self.port.placement.cpu
             if to in self.network.cpus:
                 self.network.kicks.append(
                     (self.index, to, "pinch_send" if kick else "pinch_doorbell", data)
@@ -353,7 +353,7 @@ class Member:
     def assert_same(self) -> None:
         """All maps are as the reference model's memory."""
         port, rank = self.port, self.rank
-        control = port.control
+        control = port.maps.control
         assert control.progress == word_of(rank.seq, rank.ready)
         for name in SAME:
             assert getattr(control, name) == getattr(rank, name), name
@@ -362,10 +362,10 @@ class Member:
             rank.rtt_samples,
             0,
         )
-        shared = port._receive.maps
+        shared = port.maps.by_name
         queues = shared["pinch_sq"].view().reshape(-1, SQ_ENTRIES)
         for number, flow in enumerate(rank.flows):
-            record = port.flows[number]
+            record = port.maps.flows[number]
             expected = len(flow.schedule), flow.next, flow.in_flight & U32
             assert record[["total", "next", "in_flight"]].tolist() == expected
             first, pending = int(record["sq_head"]), int(record["sq_tail"]) - int(record["sq_head"])
@@ -374,20 +374,20 @@ class Member:
                 flow.sq
             )
         for number, frame in enumerate(rank.frames):
-            record = port.frames[number]
+            record = port.maps.frames[number]
             assert (record["to"], record["ask"], record["copies"]) == (
                 frame.to,
                 frame.ask,
                 frame.copies,
             )
-        records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.capacity)
+        records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.maps.capacity)
         for flow, number in np.argwhere(records["seq"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
             expected = sent.seq, sent.serial, sent.stream, sent.attempt
             assert record[["seq", "serial", "stream", "attempt"]].tolist() == expected
         assert np.count_nonzero(records["seq"]) == len(rank.sent)
         for index, peer in enumerate(rank.peers):
-            record = port.peers[index]
+            record = port.maps.peers[index]
             for name in ("received", "acked", "heard", "news", "answers", "at", "waits"):
                 assert record[name] == getattr(peer, name), (index, name)
             assert (record["ours"].tolist(), record["theirs"].tolist()) == (peer.ours, peer.theirs)
@@ -404,13 +404,15 @@ class Member:
             assert np.frombuffer(shared["pinch_stash"].lookup(slot), np.uint64)[
                 : len(hub.body)
             ].tolist() == list(hub.body)
-        counted = port.counters()
+        counted = port.maps.counters()
         assert {
             name: (count, rank.counters[name])
             for name, count in counted.items()
             if count != rank.counters[name]
         } == {}
-        banks = port.accumulators.reshape(port.banks, -1, port.layout.wide)
+        banks = port.maps.accumulators.reshape(
+            port.placement.banks, -1, self.network.loaded.layout.wide
+        )
         np.testing.assert_array_equal(self.all_banks(banks), self.sink.words[: banks.shape[1]])
         assert self.network.loaded.events(self.index) == rank.events
         rank.events.clear()
@@ -477,7 +479,7 @@ class Compared(Closing):
                     if len(halo.sends[rank]) or len(halo.sources[rank])
                 }
                 mask = sum(1 << rank for rank in ranks | {halo.rank})
-                member.port.control.partners = member.rank.partners = mask
+                member.port.maps.control.partners = member.rank.partners = mask
         self.at = [(0, "open")] * self.graph.world
         self.policies: list[Policy | None] = [None] * self.graph.world
 
@@ -533,17 +535,19 @@ class Compared(Closing):
             self.at[index] = turn, "wait"
             self.policies[index] = Policy(member.process.seen())
         elif member.process.is_unfit:
-            assert member.port.wait(0) is (Waited.ENDED if member.rank.has_ended else Waited.UNFIT)
+            assert member.port.process.wait(0) is (
+                Waited.ENDED if member.rank.has_ended else Waited.UNFIT
+            )
             assert not holds
             self.at[index] = turn + 1, "open"
         elif member.process.is_done:
-            assert member.port.wait(0) is Waited.COMPLETE
+            assert member.port.process.wait(0) is Waited.COMPLETE
             self._check(index, x, chosen)
             member.sink.clear()
-            self.loaded.numbers(index).reset(member.port.accumulators)
+            self.loaded.numbers(index).reset(member.port.maps.accumulators)
             self.at[index] = turn + 1, "open"
         else:
-            assert member.port.wait(0) is (
+            assert member.port.process.wait(0) is (
                 Waited.ENDED if member.rank.has_ended else Waited.TIME_UP
             )
         return True
@@ -564,7 +568,12 @@ class Compared(Closing):
         out = np.empty((halo.num_owned, self.dim), np.float32)
         numbers, port = self.loaded.numbers(index), member.port
         numbers.collect(
-            port.accumulators, self.loaded.tables[index].targets, port.banks, out, 0, clear=False
+            port.maps.accumulators,
+            self.loaded.tables[index].targets,
+            port.placement.banks,
+            out,
+            0,
+            clear=False,
         )
         scale = self.loaded.tables[index].scale if self.kind == "weighted" else 1.0
         wanted = form.dequantize(expected, 1.0 / (form.factor(0) * scale), self.kind)

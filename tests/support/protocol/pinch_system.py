@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from testbed.protocol.pinch.memory import Config, Hub, Row, Source
 from testbed.protocol.pinch.packet import NOBODY, U32, Packet
-from testbed.protocol.pinch.policy import Policy
+from testbed.protocol.pinch.policy import Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
 from testbed.protocol.sequence import seq_after
@@ -137,6 +137,15 @@ class Parts(NamedTuple):
     wrong: str = ""
 
 
+class Outlook(NamedTuple):
+    """What a rank's process can do next: take the sums, hear of the end, close, give up."""
+
+    may_finish: bool
+    has_ended: bool
+    may_close: bool
+    may_give_up: bool
+
+
 GONE = frozenset({"closed", "failed", "dead"})
 Make = Callable[[Config, Added], Rank]
 
@@ -185,6 +194,7 @@ class Ranks:
         self.packets: list[Packet] = []
         self._numbers: dict[Any, int] = {}
         self._known: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+        self._outlooks: dict[tuple[int, int], Outlook] = {}
 
     def packet(self, packet: Packet) -> int:
         """The number of a frame."""
@@ -215,6 +225,21 @@ class Ranks:
 
     def _share(self, one: int, other: int) -> bool:
         return any(turn[one][other] or turn[other][one] for turn in self.scene.frames)
+
+    def outlook(self, number: int, index: int) -> Outlook:
+        """What the process of a rank in some state can do next."""
+        key = number, index
+        if key not in self._outlooks:
+            parts, rank, process = self.parts[number], self.ranks[index], self.processes[index]
+            rank.restore(parts.memory)
+            policy = self.policy(index, parts)
+            self._outlooks[key] = Outlook(
+                process.is_done or (process.is_unfit and not rank.has_ended),
+                rank.has_ended,
+                process.may_go,
+                policy is not None and _is_sure(policy, process.seen()),
+            )
+        return self._outlooks[key]
 
     def react(
         self, number: int, index: int, event: str, packet: int = -1, lose_kicks: bool = False
@@ -647,7 +672,6 @@ class Exchanges(System[State]):
         self, state: State, rank: int, each: Parts, parts: list[Parts]
     ) -> Iterator[tuple[str, State]]:
         """What a rank's process can do."""
-        memory = self.ranks.ranks[rank]
         if each.phase in GONE:
             return
         dead = any(other.phase == "dead" for other in parts)
@@ -666,22 +690,21 @@ class Exchanges(System[State]):
                     lose=True,
                 )
             return
-        memory.restore(each.memory)
-        process = self.ranks.processes[rank]
+        outlook = self.ranks.outlook(state.ranks[rank], rank)
         quiet = not state.in_flight
         if each.phase == "waiting":
-            if process.is_done or (process.is_unfit and not memory.has_ended):
+            if outlook.may_finish:
                 yield self._do(state, f"rank {rank} is done", rank, "finish")
                 return
-            if memory.has_ended:
+            if outlook.has_ended:
                 yield self._do(state, f"rank {rank} hears of the end", rank, "fail")
                 return
-        elif process.may_go:
+        elif outlook.may_close:
             yield self._do(state, f"rank {rank} closes", rank, "close")
             return
         elif quiet and all(other.phase in GONE or other.phase == "lingering" for other in parts):
             yield self._do(state, f"rank {rank} closes, having lingered", rank, "close")
-        if dead and quiet and each.phase == "waiting" and self._is_sure(rank, each):
+        if dead and quiet and each.phase == "waiting" and outlook.may_give_up:
             yield self._do(state, f"rank {rank}: time is up", rank, "give_up")
         elif quiet:
             yield self._do(state, f"rank {rank}: timer", rank, "timer")
@@ -689,15 +712,10 @@ class Exchanges(System[State]):
             early = state._replace(faults=state.faults - 1)
             yield self._do(early, f"{FAULT}rank {rank}: timer, early", rank, "timer")
 
-    def _is_sure(self, rank: int, each: Parts) -> bool:
-        """The timeout is long enough for every rank that can answer."""
-        policy, seen = self.ranks.policy(rank, each), self.ranks.processes[rank].seen()
-        return (
-            policy is not None
-            and not policy.look(seen)
-            and policy.has_asked
-            and policy.is_sure(seen)
-        )
+
+def _is_sure(policy: Policy, seen: Seen) -> bool:
+    """The timeout is long enough for every rank that can answer."""
+    return not policy.look(seen) and policy.has_asked and policy.is_sure(seen)
 
 
 def _without(numbers: tuple[Any, ...], place: int) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ Attempts, counters and times are left out: nothing goes by them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +34,16 @@ from testbed.protocol.wire import BLOCK, Frame, Header, Kind, frame_seal
 from tests.support.explore import FAULT, System
 from tests.support.protocol.network import COOKIE, GROUP, endpoints
 
-__all__ = ["Budget", "RingSystem", "Scene", "State", "TinyProcess", "TinyRank"]
+__all__ = [
+    "Budget",
+    "RankState",
+    "Reaction",
+    "RingSystem",
+    "Scene",
+    "State",
+    "TinyProcess",
+    "TinyRank",
+]
 
 UNSEEN = 1 << 64
 """An error that a plain sum does not see."""
@@ -74,6 +83,9 @@ _FIELDS = tuple(Header.__dataclass_fields__)
 
 def _values(header: Header) -> tuple[int, ...]:
     return tuple(getattr(header, name) for name in _FIELDS)
+
+
+FrozenFrame = tuple[Any, ...]
 
 
 class EarlyFrames(dict):
@@ -184,14 +196,22 @@ ANY_TWO = Budget()
 
 
 class State(NamedTuple):
-    """The ranks, frames by sender and receiver in order, frames that are late, faults left, and
-    what was wrong.
+    """Numbers of the ranks' states, of frames by sender and receiver in order, and of frames that
+    are late; faults left, and what was wrong.
     """
 
-    ranks: tuple[RankState, ...]
-    links: tuple[tuple[Any, ...], ...]
-    late: tuple[Any, ...]
+    ranks: tuple[int, ...]
+    links: tuple[tuple[int, ...], ...]
+    late: tuple[int, ...]
     budget: Budget
+    wrong: str = ""
+
+
+class Reaction(NamedTuple):
+    """What a rank does: its state then, whom it sends which frames, and what is wrong."""
+
+    rank: RankState
+    sent: tuple[tuple[int, int], ...] = ()
     wrong: str = ""
 
 
@@ -256,7 +276,12 @@ FLIPS = {
 
 
 class RingSystem(System[State]):
-    """A ring in which everything may happen."""
+    """A ring in which everything may happen.
+
+    What a rank does depends on its own state and on what it is given alone, so each reaction is
+    worked out once by the core itself, and the rest is looking up. A state is a tuple of numbers,
+    as those of whole ranks take long to be hashed.
+    """
 
     rank_class = TinyRank
     process_class = TinyProcess
@@ -283,11 +308,32 @@ class RingSystem(System[State]):
             )
             for rank in range(scene.ranks)
         ]
+        self.parts: list[RankState] = []
+        self.frames: list[FrozenFrame] = []
+        self.shown: list[str] = []
+        self._numbers: dict[RankState | FrozenFrame, int] = {}
+        self._known: dict[tuple[Any, ...], tuple[int, Reaction]] = {}
+        self._waits: dict[tuple[int, int], set[int]] = {}
+
+    def _part(self, rank: RankState) -> int:
+        """The number of a rank's state."""
+        number = self._numbers.setdefault(rank, len(self.parts))
+        if number == len(self.parts):
+            self.parts.append(rank)
+        return number
+
+    def _frame(self, frame: FrozenFrame) -> int:
+        """The number of a frame."""
+        number = self._numbers.setdefault(frame, len(self.frames))
+        if number == len(self.frames):
+            self.frames.append(frame)
+            self.shown.append(_show(frame))
+        return number
 
     # States.
 
     def starts(self) -> Iterable[State]:
-        ranks = tuple(
+        rank = self._part(
             RankState(
                 inputs=(0,) * self.chunks,
                 results=(0,) * self.chunks,
@@ -295,15 +341,18 @@ class RingSystem(System[State]):
                 retransmit=((0, 0, 0, 0, 0),),
                 peers=((1, 1, 1, 0),) * self.scene.ranks,
             )
-            for _ in range(self.scene.ranks)
         )
-        yield State(ranks, ((),) * self.scene.ranks**2, (), self.scene.budget)
+        ranks = self.scene.ranks
+        yield State((rank,) * ranks, ((),) * ranks**2, (), self.scene.budget)
 
     def check(self, state: State) -> str | None:
         return state.wrong or None
 
     def is_end(self, state: State) -> bool:
-        return all(rank.phase in GONE for rank in state.ranks)
+        return all(self._is_gone(state, index) for index in range(self.scene.ranks))
+
+    def _is_gone(self, state: State, index: int) -> bool:
+        return self.parts[state.ranks[index]].phase in GONE
 
     # Moves.
 
@@ -314,17 +363,18 @@ class RingSystem(System[State]):
     def _hurry(self, state: State) -> State:
         """Let processes do what they need wait for nothing to do."""
         while not state.wrong:
-            for index, rank in enumerate(state.ranks):
+            for index, number in enumerate(state.ranks):
+                rank = self.parts[number]
                 if rank.phase == "idle":
-                    state = self._enter(state, index)
+                    state = self._do(state, index, self._enter)
                 elif rank.phase == "entered":
-                    state = self._publish(state, index)
+                    state = self._do(state, index, self._publish)
                 elif (
                     rank.phase == "waiting"
                     and rank.stored >= rank.total
                     and not self.scene.late_looks
                 ):
-                    state = self._look(state, index)
+                    state = self._do(state, index, self._look)
                 else:
                     continue
                 break
@@ -336,89 +386,101 @@ class RingSystem(System[State]):
         yield from self._process_moves(state)
         for place, link in enumerate(state.links):
             if link:
-                yield f"deliver {_show(link[0])}", self._deliver(self._take(state, place), link[0])
+                yield (
+                    f"deliver {self.shown[link[0]]}",
+                    self._deliver(_take(state, place), link[0]),
+                )
         for frame in dict.fromkeys(state.late):
             late = list(state.late)
             late.remove(frame)
             yield (
-                f"deliver late {_show(frame)}",
+                f"deliver late {self.shown[frame]}",
                 self._deliver(state._replace(late=tuple(late)), frame),
             )
-        for index, rank in enumerate(state.ranks):
-            if rank.held is not None:
+        for index, number in enumerate(state.ranks):
+            if self.parts[number].held is not None:
                 yield (
                     f"rank {index} goes on with what it was held up with",
-                    self._resume(state, index),
+                    self._do(state, index, self._resume),
                 )
         if state.budget.any:
             yield from self._fault_moves(state)
 
     def _process_moves(self, state: State) -> Iterator[tuple[str, State]]:
         quiet = not any(state.links) and not state.late
-        for index, rank in enumerate(state.ranks):
+        for index, number in enumerate(state.ranks):
+            rank = self.parts[number]
             if rank.phase == "idle":
-                yield f"rank {index} enters", self._enter(state, index)
+                yield f"rank {index} enters", self._do(state, index, self._enter)
             elif rank.phase == "entered":
-                yield f"rank {index} publishes", self._publish(state, index)
+                yield f"rank {index} publishes", self._do(state, index, self._publish)
             elif rank.phase == "waiting" and rank.stored >= rank.total:
-                yield f"rank {index} looks at its results", self._look(state, index)
+                yield f"rank {index} looks at its results", self._do(state, index, self._look)
             elif rank.phase == "waiting" and quiet:
-                if rank.rounds < self.rounds or not self._given_up(state, index):
-                    yield f"rank {index} has waited", self._timer(state, index)
+                if rank.rounds < self.rounds or not self._given_up(rank, index):
+                    yield f"rank {index} has waited", self._do(state, index, self._timer)
                 else:
                     yield f"rank {index} gives up", self._give_up(state, index)
             elif rank.phase == "lingering":
                 if self._may_leave(state, index):
-                    yield f"rank {index} leaves", self._set(state, index, phase="left")
+                    yield f"rank {index} leaves", self._go(state, index, "left")
                 elif quiet:
-                    yield f"rank {index} asks who needs it", self._ask_around(state, index)
+                    yield (
+                        f"rank {index} asks who needs it",
+                        self._do(state, index, self._ask_around),
+                    )
 
     def _fault_moves(self, state: State) -> Iterator[tuple[str, State]]:
         spent = state._replace(budget=state.budget._replace(any=state.budget.any - 1))
         faults = self.scene.faults
         for place, link in enumerate(state.links):
-            if not link or (self.scene.data and link[0][0][0] not in (Kind.REDUCE, Kind.RESULT)):
+            if not link:
                 continue
-            frame, without = link[0], self._take(spent, place)
+            frame, shown = link[0], self.shown[link[0]]
+            has_data = self.frames[frame][0][0] in (Kind.REDUCE, Kind.RESULT)
+            if self.scene.data and not has_data:
+                continue
+            without = _take(spent, place)
             if "lose" in faults:
-                yield f"{FAULT}lose {_show(frame)}", without
+                yield f"{FAULT}lose {shown}", without
             if "duplicate" in faults:
-                yield f"{FAULT}deliver and keep {_show(frame)}", self._deliver(spent, frame)
+                yield f"{FAULT}deliver and keep {shown}", self._deliver(spent, frame)
             if "delay" in faults:
-                yield (
-                    f"{FAULT}delay {_show(frame)}",
-                    without._replace(late=tuple(sorted((*without.late, frame)))),
-                )
+                yield f"{FAULT}delay {shown}", _delay(without, frame)
             if "flip" in faults:
                 for field in self.scene.flips:
                     yield (
-                        f"{FAULT}flip {field} of {_show(frame)}",
-                        self._deliver(without, _flip(frame, field)),
+                        f"{FAULT}flip {field} of {shown}",
+                        self._deliver(without, self._flip(frame, field)),
                     )
             if "stray" in faults:
                 for field in self.scene.flips:
-                    late = tuple(sorted((*spent.late, _flip(frame, field))))
                     yield (
-                        f"{FAULT}copy {_show(frame)}, {field} flipped, to come any time",
-                        spent._replace(late=late),
+                        f"{FAULT}copy {shown}, {field} flipped, to come any time",
+                        _delay(spent, self._flip(frame, field)),
                     )
-            if "unseen" in faults and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
-                damaged = (frame[0], frame[1] + UNSEEN, *frame[2:])
+            if "unseen" in faults and has_data:
+                header, payload, *addresses = self.frames[frame]
+                damaged = self._frame((header, payload + UNSEEN, *addresses))
                 yield (
-                    f"{FAULT}damage {_show(frame)}, the sum unchanged",
+                    f"{FAULT}damage {shown}, the sum unchanged",
                     self._deliver(without, damaged),
                 )
-            if "hold" in faults and state.budget.hold and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
-                to = self.by_ip[frame[3].ip]
-                if state.ranks[to].held is None and state.ranks[to].phase not in GONE:
+            if "hold" in faults and state.budget.hold and has_data:
+                to = self._receiver(frame)
+                if self.parts[state.ranks[to]].held is None and not self._is_gone(state, to):
                     held = without._replace(
                         budget=without.budget._replace(hold=without.budget.hold - 1)
                     )
-                    yield f"{FAULT}hold up a CPU with {_show(frame)}", self._hold(held, to, frame)
-        for index, rank in enumerate(state.ranks):
+                    yield (
+                        f"{FAULT}hold up a CPU with {shown}",
+                        self._do(held, to, self._hold, frame),
+                    )
+        for index, number in enumerate(state.ranks):
+            rank = self.parts[number]
             if "crash" in faults and state.budget.crash and rank.phase not in GONE:
                 crashed = spent._replace(budget=spent.budget._replace(crash=spent.budget.crash - 1))
-                yield f"{FAULT}rank {index} crashes", self._set(crashed, index, phase="crashed")
+                yield f"{FAULT}rank {index} crashes", self._go(crashed, index, "crashed")
             if (
                 "early" in faults
                 and rank.phase == "waiting"
@@ -427,70 +489,96 @@ class RingSystem(System[State]):
             ):
                 yield (
                     f"{FAULT}rank {index} has waited, but not long enough",
-                    self._timer(spent, index),
+                    self._do(spent, index, self._timer),
                 )
+
+    def _do(self, state: State, index: int, react: Callable[..., Reaction], *given: int) -> State:
+        """Let a rank do something, and put what it sends on its way."""
+        key = react.__name__, state.ranks[index], index, *given
+        if (known := self._known.get(key)) is None:
+            reaction = react(self.parts[state.ranks[index]], index, *given)
+            known = self._known[key] = self._part(reaction.rank), reaction
+        number, (_, sent, wrong) = known
+        if wrong:
+            return state._replace(wrong=wrong)
+        links = state.links
+        if sent:
+            filled = list(links)
+            for to, frame in sent:
+                if not self._is_gone(state, to):
+                    filled[index * self.scene.ranks + to] += (frame,)
+            links = tuple(filled)
+        ranks = state.ranks
+        return State((*ranks[:index], number, *ranks[index + 1 :]), links, state.late, state.budget)
+
+    def _go(self, state: State, index: int, phase: str) -> State:
+        """Let a rank go, by whatever way."""
+        ranks, links = list(state.ranks), list(state.links)
+        ranks[index] = self._part(RankState(phase=phase))  # nothing else of it matters any more
+        # What is on its way to who is gone changes nothing.
+        for sender in range(self.scene.ranks):
+            links[sender * self.scene.ranks + index] = ()
+        late = tuple(frame for frame in state.late if self._receiver(frame) != index)
+        return state._replace(ranks=tuple(ranks), links=tuple(links), late=late)
 
     # What processes do.
 
-    def _enter(self, state: State, index: int) -> State:
-        rank, process = self._thaw(state, index)
-        total = self.scene.totals[state.ranks[index].turn]
-        process.begin(seq_after(rank.seq), total, BLOCK, TAG)
-        return self._freeze(
-            state, index, rank, process, phase="entered", rounds=0, ages=(0,) * self.scene.ranks
-        )
+    def _enter(self, here: RankState, index: int) -> Reaction:
+        rank, process = self._thaw(here, index)
+        process.begin(seq_after(rank.seq), self.scene.totals[here.turn], BLOCK, TAG)
+        ages = (0,) * self.scene.ranks
+        return Reaction(_freeze(here, rank, process, phase="entered", rounds=0, ages=ages))
 
-    def _publish(self, state: State, index: int) -> State:
-        rank, process = self._thaw(state, index)
+    def _publish(self, here: RankState, index: int) -> Reaction:
+        rank, process = self._thaw(here, index)
         for chunk in range(process.total):
-            rank.inputs[chunk] = rank.chunks[chunk].input_sum = self._input(
-                state.ranks[index].turn, chunk, index
-            )
+            rank.inputs[chunk] = rank.chunks[chunk].input_sum = self._input(here.turn, chunk, index)
         process.publish(process.total)
-        return self._serve(state, index, rank, process, phase="waiting")
+        return self._serve(here, rank, process, phase="waiting")
 
-    def _look(self, state: State, index: int) -> State:
-        rank, process = self._thaw(state, index)
-        turn = state.ranks[index].turn
+    def _look(self, here: RankState, index: int) -> Reaction:
+        rank, process = self._thaw(here, index)
         if not process.verify():
-            return self._serve(state, index, rank, process)
+            return self._serve(here, rank, process)
         got = list(rank.results[: process.total])
         expected = [
-            sum(self._input(turn, chunk, other) for other in range(self.scene.ranks))
+            sum(self._input(here.turn, chunk, other) for other in range(self.scene.ranks))
             for chunk in range(process.total)
         ]
         if got != expected:
-            return state._replace(wrong=f"rank {index} has taken {got} for the sum of {expected}")
-        last = turn + 1 == len(self.scene.totals)
+            return Reaction(here, wrong=f"rank {index} has taken {got} for the sum of {expected}")
+        last = here.turn + 1 == len(self.scene.totals)
         phase = ("lingering" if self.lingers else "left") if last else "idle"
-        return self._freeze(state, index, rank, process, phase=phase, turn=turn + 1)
+        return Reaction(_freeze(here, rank, process, phase=phase, turn=here.turn + 1))
 
-    def _timer(self, state: State, index: int) -> State:
+    def _timer(self, here: RankState, index: int) -> Reaction:
         """A probe of the rank before on all lanes, what is known to be lost, and a question to
         everybody.
         """
-        rank, process = self._thaw(state, index)
+        rank, process = self._thaw(here, index)
         process.on_timer(0)
         for other in range(self.scene.ranks):
             if other not in (index, rank.config.before):
                 process.post(WrKind.PROBE, 0, other)
-        rounds = min(state.ranks[index].rounds + 1, self.rounds)
-        ages = tuple(min(age + 1, self.rounds) for age in state.ranks[index].ages)
-        return self._serve(state, index, rank, process, rounds=rounds, ages=ages)
+        rounds = min(here.rounds + 1, self.rounds)
+        ages = tuple(min(age + 1, self.rounds) for age in here.ages)
+        return self._serve(here, rank, process, rounds=rounds, ages=ages)
 
-    def _given_up(self, state: State, index: int) -> list[int]:
+    def _given_up(self, here: RankState, index: int) -> list[int]:
         """Whom a rank would call silent."""
-        return silent(index, state.ranks[index].ages, self.rounds)
+        return silent(index, here.ages, self.rounds)
 
     def _give_up(self, state: State, index: int) -> State:
         innocent = [
-            other for other in self._given_up(state, index) if state.ranks[other].phase not in GONE
+            other
+            for other in self._given_up(self.parts[state.ranks[index]], index)
+            if not self._is_gone(state, other)
         ]
         if innocent:
             return state._replace(wrong=f"rank {index} calls {innocent} silent")
-        if not any(rank.phase == "crashed" for rank in state.ranks):
+        if not any(self.parts[rank].phase == "crashed" for rank in state.ranks):
             return state._replace(wrong=f"rank {index} has been left alone")
-        return self._set(state, index, phase="failed")
+        return self._go(state, index, "failed")
 
     def _neighbours(self, index: int) -> tuple[list[int], list[int]]:
         """Who may ask a rank for what it holds, and whom it may ask."""
@@ -499,41 +587,44 @@ class RingSystem(System[State]):
             return others, others
         return [(index + 1) % self.scene.ranks], [(index - 1) % self.scene.ranks]
 
-    def _waits_for(self, state: State, index: int) -> set[int]:
-        rank = state.ranks[index]
-        peers = [Peer(*peer) for peer in rank.peers]
-        askers, askees = self._neighbours(index)
-        return {*unverified(askers, rank.seq, peers), *unacknowledged(askees, rank.seq, peers)}
+    def _waits_for(self, number: int, index: int) -> set[int]:
+        """Whom a rank that is done stays for."""
+        if (number, index) not in self._waits:
+            rank = self.parts[number]
+            peers = [Peer(*peer) for peer in rank.peers]
+            askers, askees = self._neighbours(index)
+            self._waits[number, index] = {
+                *unverified(askers, rank.seq, peers),
+                *unacknowledged(askees, rank.seq, peers),
+            }
+        return self._waits[number, index]
 
     def _may_leave(self, state: State, index: int) -> bool:
         """Those who are gone are not waited for: they are silent."""
-        return all(state.ranks[other].phase in GONE for other in self._waits_for(state, index))
+        return all(
+            self._is_gone(state, other) for other in self._waits_for(state.ranks[index], index)
+        )
 
-    def _ask_around(self, state: State, index: int) -> State:
-        rank, process = self._thaw(state, index)
-        for other in sorted(self._waits_for(state, index)):
+    def _ask_around(self, here: RankState, index: int) -> Reaction:
+        rank, process = self._thaw(here, index)
+        for other in sorted(self._waits_for(self._part(here), index)):
             process.post(WrKind.PROBE, 0, other)
-        return self._serve(state, index, rank, process)
+        return self._serve(here, rank, process)
 
     # What programs do.
 
-    def _deliver(self, state: State, frame: tuple[Any, ...]) -> State:
-        to = self.by_ip[frame[3].ip]
-        if state.ranks[to].phase in GONE:
-            return state
-        rank, process = self._thaw(state, to)
-        work = rank.look(_thaw_frame(frame))
-        return state if work is None else self._act(state, to, rank, process, work)
+    def _deliver(self, state: State, frame: int) -> State:
+        to = self._receiver(frame)
+        return state if self._is_gone(state, to) else self._do(state, to, self._receive, frame)
+
+    def _receive(self, here: RankState, index: int, frame: int) -> Reaction:
+        rank, process = self._thaw(here, index)
+        work = rank.look(_thaw_frame(self.frames[frame]))
+        return Reaction(here) if work is None else self._act(here, rank, process, work)
 
     def _act(
-        self,
-        state: State,
-        to: int,
-        rank: TinyRank,
-        process: TinyProcess,
-        work: Work,
-        **changes: Any,
-    ) -> State:
+        self, here: RankState, rank: TinyRank, process: TinyProcess, work: Work, **changes: Any
+    ) -> Reaction:
         sound = _is_sound(work.frame)
         sent = [rank.act(work)]
         while rank.nack_due and sent[-1] is not None:
@@ -542,15 +633,16 @@ class RingSystem(System[State]):
             changes |= {"rounds": 0, "stalled": False}
         heard = rank.streams[0].heard
         if heard and not sound:
-            return state._replace(wrong=f"rank {to} takes a damaged frame for a sign of life")
+            wrong = f"rank {rank.config.rank} takes a damaged frame for a sign of life"
+            return Reaction(here, wrong=wrong)
         changes["ages"] = tuple(
-            0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages)
+            0 if heard.get(other) else age for other, age in enumerate(here.ages)
         )
-        return self._send(self._freeze(state, to, rank, process, **changes), to, sent)
+        return Reaction(_freeze(here, rank, process, **changes), self._sent(sent))
 
-    def _hold(self, state: State, to: int, frame: tuple[Any, ...]) -> State:
-        rank, _ = self._thaw(state, to)
-        work = rank.look(_thaw_frame(frame))
+    def _hold(self, here: RankState, index: int, frame: int) -> Reaction:
+        rank, _ = self._thaw(here, index)
+        work = rank.look(_thaw_frame(self.frames[frame]))
         assert work is not None
         held = (
             _freeze_frame(work.frame),
@@ -561,60 +653,44 @@ class RingSystem(System[State]):
             work.reduced,
             work.result,
         )
-        return self._set(state, to, held=held)
+        return Reaction(here._replace(held=held))
 
-    def _resume(self, state: State, to: int) -> State:
-        held = state.ranks[to].held
-        assert held is not None
-        rank, process = self._thaw(state, to)
-        frame, seq, ready, index, length, reduced, result = held
-        work = Work(_thaw_frame(frame), 0, 0, seq, ready, index, length, reduced, result)
-        return self._act(state, to, rank, process, work, held=None)
+    def _resume(self, here: RankState, index: int) -> Reaction:
+        assert here.held is not None
+        rank, process = self._thaw(here, index)
+        frame, seq, ready, chunk, length, reduced, result = here.held
+        work = Work(_thaw_frame(frame), 0, 0, seq, ready, chunk, length, reduced, result)
+        return self._act(here, rank, process, work, held=None)
 
     def _serve(
-        self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any
-    ) -> State:
+        self, here: RankState, rank: TinyRank, process: TinyProcess, **changes: Any
+    ) -> Reaction:
         """Carry out all work requests; they come by the doorbell, which does not lose any here."""
         sent = []
         while rank.sq:
             sent.append(rank.on_wr(process.kick()))
-        return self._send(self._freeze(state, index, rank, process, **changes), index, sent)
+        return Reaction(_freeze(here, rank, process, **changes), self._sent(sent))
 
-    def _send(self, state: State, sender: int, frames: Iterable[Frame | None]) -> State:
-        links = list(state.links)
-        for frame in frames:
-            if frame is not None:
-                to = self.by_ip[frame.destination.ip]
-                if state.ranks[to].phase not in GONE:
-                    links[sender * self.scene.ranks + to] += (_freeze_frame(frame),)
-        return state._replace(links=tuple(links))
+    def _sent(self, frames: Iterable[Frame | None]) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            (self.by_ip[frame.destination.ip], self._frame(_freeze_frame(frame)))
+            for frame in frames
+            if frame is not None
+        )
 
-    # Between states and objects.
+    def _receiver(self, frame: int) -> int:
+        return self.by_ip[self.frames[frame][3].ip]
+
+    def _flip(self, frame: int, field: str) -> int:
+        header, *rest = self.frames[frame]
+        flipped = list(header)
+        flipped[_FIELDS.index(field)] ^= FLIPS[field]
+        return self._frame((tuple(flipped), *rest))
 
     def _input(self, turn: int, chunk: int, rank: int) -> int:
         return 1 << 4 * ((turn * self.chunks + chunk) * self.scene.ranks + rank)
 
-    def _take(self, state: State, place: int) -> State:
-        links = list(state.links)
-        links[place] = links[place][1:]
-        return state._replace(links=tuple(links))
-
-    def _set(self, state: State, index: int, **changes: Any) -> State:
-        ranks = list(state.ranks)
-        ranks[index] = ranks[index]._replace(**changes)
-        state = state._replace(ranks=tuple(ranks))
-        if changes.get("phase") not in GONE:
-            return state
-        # What is on its way to who is gone changes nothing.
-        links = list(state.links)
-        for sender in range(self.scene.ranks):
-            links[sender * self.scene.ranks + index] = ()
-        late = tuple(frame for frame in state.late if self.by_ip[frame[3].ip] != index)
-        ranks[index] = RankState(phase=ranks[index].phase)  # nothing else of it matters any more
-        return state._replace(ranks=tuple(ranks), links=tuple(links), late=late)
-
-    def _thaw(self, state: State, index: int) -> tuple[TinyRank, TinyProcess]:
-        s = state.ranks[index]
+    def _thaw(self, s: RankState, index: int) -> tuple[TinyRank, TinyProcess]:
         rank = object.__new__(self.rank_class)
         rank.config = self.configs[index]
         rank.seq, rank.ready, rank.verified = s.seq, s.ready, s.verified
@@ -636,42 +712,38 @@ class RingSystem(System[State]):
         process.total, process.stalls = s.total, STALLED if s.stalled else 0
         return rank, process
 
-    def _freeze(
-        self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any
-    ) -> State:
-        stream = rank.streams[0]
-        frozen = state.ranks[index]._replace(
-            seq=rank.seq,
-            ready=rank.ready,
-            next=(rank.next_seq, rank.next_slot),
-            flushed=rank.flushed,
-            lossy=rank.lossy,
-            stored=rank.stored,
-            verified=rank.verified,
-            tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
-            inputs=tuple(rank.inputs),
-            results=tuple(rank.results),
-            chunks=tuple(
-                (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost))
-                for c in rank.chunks
-            ),
-            retransmit=tuple(
-                (kept.owner, kept.valid, kept.sum, kept.round, kept.data)
-                for kept in rank.retransmit
-            ),
-            stream=(stream.seq, stream.prev),
-            fresh=_frozen(rank.nacks[0].fresh),
-            again=_frozen(rank.nacks[0].again),
-            peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
-            early_frames=tuple(
-                (slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())
-            ),
-            stalled=process.stalls > 0,
-            total=process.total,
-        )
-        ranks = list(state.ranks)
-        ranks[index] = frozen._replace(**changes)
-        return state._replace(ranks=tuple(ranks))
+
+def _freeze(here: RankState, rank: TinyRank, process: TinyProcess, **changes: Any) -> RankState:
+    stream = rank.streams[0]
+    frozen = here._replace(
+        seq=rank.seq,
+        ready=rank.ready,
+        next=(rank.next_seq, rank.next_slot),
+        flushed=rank.flushed,
+        lossy=rank.lossy,
+        stored=rank.stored,
+        verified=rank.verified,
+        tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
+        inputs=tuple(rank.inputs),
+        results=tuple(rank.results),
+        chunks=tuple(
+            (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost))
+            for c in rank.chunks
+        ),
+        retransmit=tuple(
+            (kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.retransmit
+        ),
+        stream=(stream.seq, stream.prev),
+        fresh=_frozen(rank.nacks[0].fresh),
+        again=_frozen(rank.nacks[0].again),
+        peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
+        early_frames=tuple(
+            (slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())
+        ),
+        stalled=process.stalls > 0,
+        total=process.total,
+    )
+    return frozen._replace(**changes)
 
 
 class _Sq(list):
@@ -699,11 +771,15 @@ def _thaw_frame(frozen: tuple[Any, ...]) -> TinyFrame:
     return TinyFrame(Header(*header), payload, source, destination)
 
 
-def _flip(frame: tuple[Any, ...], field: str) -> tuple[Any, ...]:
-    place = _FIELDS.index(field)
-    header = list(frame[0])
-    header[place] ^= FLIPS[field]
-    return (tuple(header), *frame[1:])
+def _take(state: State, place: int) -> State:
+    """A state without the first frame of a link."""
+    links = state.links
+    return state._replace(links=(*links[:place], links[place][1:], *links[place + 1 :]))
+
+
+def _delay(state: State, frame: int) -> State:
+    """A state with one more frame that is late."""
+    return state._replace(late=tuple(sorted((*state.late, frame))))
 
 
 def _is_sound(frame: Frame) -> bool:
