@@ -4,8 +4,7 @@ per epoch.
 
 import sys
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.progress import (
@@ -17,10 +16,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from testbed.core.closing import Stacked
+
 __all__ = ["Display"]
 
 
-class Display:
+class Display(Stacked):
     """Shows the progress of a run. A context manager.
 
     :param quiet: Show nothing.
@@ -39,17 +40,8 @@ class Display:
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
+    def _enter(self, stack: ExitStack) -> None:
+        stack.enter_context(self._bars)
 
     def say(self, text: str) -> None:
         """Show a permanent line."""

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
+from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, TestbedError
 from testbed.fabric.namespace import inside
 from testbed.kernel import Map, RingReader
@@ -101,7 +102,7 @@ class Herd:
         return random.choice([name for name, mac in self._hosts if mac != data[:6]]), bytes(data)
 
 
-class Strays:
+class Strays(Stacked):
     """Strays on a fabric, from entering the context until leaving it.
 
     :param fabric: A fabric with workers, on the datapath ``xdp``.
@@ -117,7 +118,7 @@ class Strays:
         #: Frames that have been put on a wire.
         self.sent = 0
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: ExitStack) -> None:
         """Begin.
 
         :raises FabricError: No workers are there, or the datapath is another one.
@@ -129,23 +130,18 @@ class Strays:
                 f"strays: the datapath is {self._fabric.datapath}: must be xdp, where programs copy"
                 " frames"
             )
-        with ExitStack() as stack:
-            frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
-            stack.callback(os.close, frames.fd)
-            self._wires = {
-                name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts
-            }
-            stack.push(self._detach)
-            workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
-            # The reader goes with the thread, and with it the ring buffer's memory.
-            thread = threading.Thread(
-                target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True
-            )
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(self._over.set)
-            self._stack = stack.pop_all()
-        return self
+        frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
+        stack.callback(os.close, frames.fd)
+        self._wires = {name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts}
+        stack.push(self._detach)
+        workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
+        # The reader goes with the thread, and with it the ring buffer's memory.
+        thread = threading.Thread(
+            target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True
+        )
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(self._over.set)
 
     def __exit__(
         self,
@@ -153,7 +149,7 @@ class Strays:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)
         if self._error and kind is None:
             raise self._error
 
