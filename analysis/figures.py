@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import narrative
+from analysis.breakdown import breakdown_figure
 from analysis.summary import curve, epoch_split, traffic
 from analysis.workload import report_of
 from testbed.results import Run
@@ -134,6 +135,15 @@ def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]] = {
+    "cpu_time": (
+        breakdown_figure,
+        "Where the CPU time goes",
+        (
+            "By sampled stacks. Blue is computing, orange {noun} in user space, green the kernel's"
+            " network stack, red the testbed's programs, purple the rest of the kernel. Softirq"
+            " work, hatched, counts for the host or switch that it is done for."
+        ),
+    ),
     "epoch_time": (
         split_figure,
         "Where an epoch's time goes",
@@ -159,8 +169,12 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     ),
 }
 
-CURVES = ("loss", "validation_accuracy")
-"""Figures of workloads that train, by the metrics that they need."""
+NEEDED = {
+    "loss": "loss",
+    "validation_accuracy": "validation_accuracy",
+    "cpu_time": "sampled_time",
+}
+"""The metrics that figures need which not all runs have."""
 
 
 def draw_all(run: Run) -> list[Plot]:
@@ -170,7 +184,7 @@ def draw_all(run: Run) -> list[Plot]:
     plots = []
     report, measured = report_of(run), set(run.frame["metric"])
     for name, (draw, title, caption) in FIGURES.items():
-        if name in CURVES and name not in measured:
+        if name in NEEDED and NEEDED[name] not in measured:
             continue
         png, csv = folder / f"{name}.png", folder / f"{name}.csv"
         with mpl.rc_context(STYLE):

@@ -144,9 +144,9 @@ def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
 
 
 def _cautions(run: Run) -> Iterator[str]:
-    warning = caution(run.manifest["load_average"], run.manifest["cpus"])
-    if warning:
-        yield warning
+    busy = caution(run.manifest["load_average"], run.manifest["cpus"])
+    if busy:
+        yield busy
     for fault, counts in events(run).groupby("fault", sort=False):
         if (counts["happened"] < counts["turns"]).any():
             happened = ", ".join(

@@ -92,7 +92,8 @@ def epoch_split(run: Run) -> pd.DataFrame:
     The row is a backend's median epoch: of all epochs of all trials, each a mean over ranks, the
     one whose `epoch_time` is in the middle (of an even number, the faster of the two). So the parts
     of a row belong together and add up to `epoch`, and an epoch that something else on the machine
-    disturbed does not count. `fastest` and `slowest` are the shortest and longest `epoch_time`.
+    disturbed does not count. Epochs in which telemetry counted are left out: it slows them down.
+    `fastest` and `slowest` are the shortest and longest `epoch_time`.
 
     `communication` is the wall-clock time in collectives (all-reduce; of full-graph training
     exchanges, too), `straggler` the part of it before the last rank entered, `exchange` the rest,
@@ -110,6 +111,8 @@ def epoch_split(run: Run) -> pd.DataFrame:
         index=["backend", "trial", "epoch"], columns="metric", values="value", aggfunc="mean"
     )
     epochs = epochs[list(metrics.values())].set_axis(list(metrics), axis=1)
+    counted = run.metric("counted_time").set_index(["backend", "trial", "epoch"]).index
+    epochs = epochs[~epochs.index.isin(counted)]
     epochs.index.names = ["backend", "trial", "number"]  # "epoch" is a column now
     rows = {}
     for name in run.backends:

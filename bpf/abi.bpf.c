@@ -13,6 +13,7 @@
 #include "shared/ring_native_abi.h"
 #include "shared/tap_abi.h"
 #include "shared/tcp_ring_native_abi.h"
+#include "shared/telemetry_abi.h"
 #include "shared/wire_abi.h"
 
 #define KEEP(type) KEEP_AS(type, __COUNTER__)
@@ -90,12 +91,14 @@ KEEP(struct pinch_sent);
 KEEP(struct pinch_vertex);
 KEEP(struct pinch_edge);
 KEEP(struct pinch_hub);
+KEEP(struct pinch_landed);
 KEEP(struct pinch_peer);
 KEEP(struct pinch_handshake);
 KEEP(struct pinch_ack);
 
 KEEP(enum pinch_waited);
 KEEP(struct pinch_format);
+KEEP(struct pinch_landings);
 KEEP(struct pinch);
 
 KEEP(enum tcp_ring_outcome);
@@ -110,3 +113,11 @@ KEEP(struct adjacency);
 
 KEEP(enum tap_size);
 KEEP(struct tapped);
+
+KEEP(enum telemetry_size);
+KEEP(enum telemetry_wait);
+KEEP(enum telemetry_kind);
+KEEP(struct telemetry_sample);
+KEEP(struct telemetry_poll);
+KEEP(struct telemetry_key);
+KEEP(struct telemetry_count);

@@ -99,7 +99,7 @@ static __always_inline bool stays_in_order(const struct ring_frame *f)
 }
 
 /* A frame of this group has arrived on the link. */
-SEC("xdp")
+SEC("xdp.frags")
 int pinch_link(struct xdp_md *ctx)
 {
 	struct pinch_control *c = pinch_control_of();
@@ -124,7 +124,7 @@ static __always_inline __u32 next_in_fan(void)
 }
 
 /* The doorbell's far end: kicks pass to the program that sends; other frames add slices of hubs. */
-SEC("xdp")
+SEC("xdp.frags")
 int pinch_doorbell(struct xdp_md *ctx)
 {
 	int grow = sizeof(struct ring_frame) + pinch_config.payload - bpf_xdp_get_buff_len(ctx);
@@ -137,7 +137,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 		return XDP_PASS;
 	if (f->kind == PINCH_DOORBELL) {
 		if (f->sender == pinch_config.rank && f->flags & PINCH_FLAG_ALL) {
-			f->stream = next_in_fan();
+			f->flow = next_in_fan();
 			pinch_make_own(f, PINCH_DOORBELL);
 		}
 		/* Grow the buffer to a full frame here, so that the program that sends does not
@@ -147,8 +147,8 @@ int pinch_doorbell(struct xdp_md *ctx)
 		f = pinch_frame_of(ctx);
 		/* A kick that was not an acknowledgement names the CPU that has to send. */
 		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE &&
-		    f->stream != bpf_get_smp_processor_id())
-			return bpf_redirect_map(&pinch_cpus, f->stream, XDP_DROP);
+		    f->flow != bpf_get_smp_processor_id())
+			return bpf_redirect_map(&pinch_cpus, f->flow, XDP_DROP);
 		return XDP_PASS;
 	}
 	if (elsewhere())
@@ -157,7 +157,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 }
 
 /* Continue on another CPU: the one that aggregates, or the one that a kick names. */
-SEC("xdp/cpumap")
+SEC("xdp.frags/cpumap")
 int pinch_remote(struct xdp_md *ctx)
 {
 	struct pinch_control *c = pinch_control_of();
@@ -174,7 +174,7 @@ int pinch_remote(struct xdp_md *ctx)
 }
 
 /* The doorbell's near end, where exchanges send nothing. */
-SEC("xdp")
+SEC("xdp.frags")
 int pinch_execute(struct xdp_md *ctx)
 {
 	return XDP_DROP;

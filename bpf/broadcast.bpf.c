@@ -22,7 +22,7 @@ struct send_work {
 	/* The acknowledgement being processed: the peer that sent it, and the frame, and its
 	 * transmission, that arrived there. */
 	__u32 peer;
-	__u32 chunk;
+	__u32 number;
 	__u32 serial;
 	__u32 stream;
 	__u32 word; /* word of the peer's bitmap in which to look for holes */
@@ -84,11 +84,11 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 		attempt = last->attempt + 1;
 		copy.ask = to;
 	}
-	pinch_write_head(&copy.head, PINCH_EMBED, w->seq, number, attempt, w->control->tag);
-	copy.head.prev = pinch_next_serial();
-	*last = (struct pinch_sent){
-		w->seq, copy.head.prev, now_us(), copy.head.stream, attempt, 0
-	};
+	pinch_write_head(&copy.head, PINCH_EMBED, w->seq, attempt, w->control->tag);
+	copy.head.number = number;
+	copy.head.serial = pinch_next_serial();
+	*last = (struct pinch_sent){ w->seq,	       copy.head.serial, now_us(),
+				     copy.head.stream, attempt,		 0 };
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_SENT, copies);
 	pinch_count(PINCH_SENT_BYTES, copies * size);
@@ -105,8 +105,9 @@ static __always_inline void ask_for(struct send_work *w, __u32 number, struct pi
 
 	if (bpf_skb_change_tail(w->skb, PINCH_LEAST_BYTES, 0))
 		return;
-	pinch_write_head(&copy.head, PINCH_ASK, w->seq, number, ++last->attempt, w->control->tag);
-	copy.head.prev = pinch_next_serial();
+	pinch_write_head(&copy.head, PINCH_ASK, w->seq, ++last->attempt, w->control->tag);
+	copy.head.number = number;
+	copy.head.serial = pinch_next_serial();
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_ASKS, bitmap_count(to));
 }
@@ -177,7 +178,7 @@ static long send_hole(__u32 i, struct send_work *w)
 	struct pinch_sent *last = sent_of(w, number);
 	struct pinch_frame *frame;
 
-	if (number > w->chunk)
+	if (number > w->number)
 		return 1;
 	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq ||
 	    last->stream != w->stream || (__s32)(last->serial - w->serial) >= 0)
@@ -194,11 +195,11 @@ static long send_holes(__u32 i, struct send_work *w)
 	__u32 index;
 	__u64 *due, *have;
 
-	w->word = pinch_ack_first(w->chunk) + i;
+	w->word = pinch_ack_first(w->number) + i;
 	index = w->peer * pinch_config.acked_words + w->word;
 	due = bpf_map_lookup_elem(&pinch_wanted, &index);
 	have = bpf_map_lookup_elem(&pinch_acked, &index);
-	if (w->word > w->chunk / 32 || !due || !have)
+	if (w->word > w->number / 32 || !due || !have)
 		return 1;
 	if (*due & ~bitmap_bits(*have, w->seq))
 		bpf_loop(32, send_hole, w, 0);
@@ -301,8 +302,8 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 		bpf_loop(PINCH_BATCH, send_requested, w, 0);
 	w->peer = kick->sender;
 	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && kick->seq == w->seq) {
-		w->chunk = kick->chunk;
-		w->serial = kick->prev;
+		w->number = kick->number;
+		w->serial = kick->serial;
 		w->stream = kick->stream;
 		bpf_loop(PINCH_ACK_BEHIND + 1, send_holes, w, 0);
 	}

@@ -38,21 +38,21 @@ static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwi
 }
 
 /* On the link: frames that are not ours go to the host's own network stack. */
-SEC("xdp")
+SEC("xdp.frags")
 int dispatch_link(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &groups, XDP_PASS);
 }
 
 /* On the doorbell's far end: only kicks belong there. */
-SEC("xdp")
+SEC("xdp.frags")
 int dispatch_doorbell(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &doorbells, XDP_DROP);
 }
 
 /* On its near end, where the frames that the far end made from a kick return. */
-SEC("xdp")
+SEC("xdp.frags")
 int dispatch_execute(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &executors, XDP_DROP);

@@ -43,6 +43,12 @@ static __always_inline bool must_wait(const struct fault_verdict *verdict)
 	return verdict->delayed || verdict->behind;
 }
 
+/* Copies of frames with fragments are left to the delay line, which sends them at once. */
+static __always_inline bool must_leave_copies(const struct fault_verdict *verdict, __u32 length)
+{
+	return verdict->copies && length > SWITCH_LINEAR;
+}
+
 static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *verdict,
 				    const struct fault_packet *packet, struct fault_link *link,
 				    __u32 egress)
@@ -121,7 +127,7 @@ static __always_inline enum fault_way impair_decide(void *ctx, bool xdp, struct 
 	return FAULT_MEET;
 }
 
-SEC("xdp")
+SEC("xdp.frags")
 int impair_xdp(struct xdp_md *ctx)
 {
 	struct fault_head head = {};
@@ -140,7 +146,7 @@ int impair_xdp(struct xdp_md *ctx)
 		break;
 	}
 	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.destination);
-	if (to && must_wait(verdict))
+	if (to && (must_wait(verdict) || must_leave_copies(verdict, head.length)))
 		return hold_xdp(ctx, verdict, &packet, link, to->ifindex);
 	fault_passed(link);
 	if (to && verdict->copies)

@@ -17,7 +17,7 @@
 #include "ring_submission.h"
 
 /* A frame of this group has arrived on the link. */
-SEC("xdp")
+SEC("xdp.frags")
 int ring_link(struct xdp_md *ctx)
 {
 	struct ring_work w = {};
@@ -28,7 +28,7 @@ int ring_link(struct xdp_md *ctx)
 	outcome = ring_on_frame(&w);
 	ring_note_life(&w);
 	if (ring_config.reorder_threshold)
-		ring_look_around(&w);
+		ring_look_around(&w, outcome == RING_SEND);
 	return ring_leave(&w, outcome, true);
 }
 
@@ -36,8 +36,11 @@ int ring_link(struct xdp_md *ctx)
  * The copies arrive together at the near end and stay together, so each device is polled for many
  * frames at once. If the process sent one kick per request, the softirq of the first kick would
  * keep that frame circulating, and the process would be stuck in its system call.
+ *
+ * A kick for one work request takes it at once. So does a kick with fragments, which cannot be
+ * multiplied: the process sends one for each of its few work requests.
  */
-SEC("xdp")
+SEC("xdp.frags")
 int ring_doorbell(struct xdp_md *ctx)
 {
 	struct ring_work w = {};
@@ -46,6 +49,8 @@ int ring_doorbell(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	waiting = *(volatile __u32 *)&w.control->sq_tail - *(volatile __u32 *)&w.control->sq_head;
+	if (waiting == 1 || (waiting && ring_has_fragments(ctx)))
+		bpf_tail_call(ctx, &ring_executor, 0);
 	if (waiting > RING_FAN_SMALL) {
 		w.frame->flags = RING_FLAG_SPREAD;
 		return bpf_redirect_map(&ring_fan_large, 0, BPF_F_BROADCAST);
@@ -58,7 +63,7 @@ int ring_doorbell(struct xdp_md *ctx)
  * That would be worst for the last rank to enter, which replays the early frames of all ranks. So
  * kicks for many work requests are spread over the CPUs.
  */
-SEC("xdp")
+SEC("xdp.frags")
 int ring_execute(struct xdp_md *ctx)
 {
 	__u32 here = bpf_get_smp_processor_id();
@@ -79,7 +84,7 @@ int ring_execute(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (wr.kind == RING_WR_PROBE && wr.extra != RING_ANYWHERE && wr.extra != here) {
 		w.frame->kind = RING_PROBE;
-		w.frame->chunk = wr.chunk;
+		w.frame->target = wr.chunk;
 		w.frame->attempt = wr.attempt;
 		return bpf_redirect_map(&ring_cpus, wr.extra, XDP_DROP);
 	}
@@ -87,7 +92,7 @@ int ring_execute(struct xdp_md *ctx)
 }
 
 /* Continue on another CPU, with a kick, or with a probe that has to leave from there. */
-SEC("xdp/cpumap")
+SEC("xdp.frags/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
 	struct ring_wr wr = { .kind = RING_WR_PROBE };
@@ -96,7 +101,7 @@ int ring_remote(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind == RING_PROBE) {
-		wr.chunk = w.frame->chunk;
+		wr.chunk = w.frame->target;
 		wr.attempt = w.frame->attempt;
 	} else if (w.frame->kind != RING_DOORBELL || !ring_take_wr(&w, &wr)) {
 		return XDP_DROP;

@@ -8,7 +8,7 @@
  */
 #include "forward.h"
 
-SEC("xdp")
+SEC("xdp.frags")
 int l2_switch(struct xdp_md *ctx)
 {
 	return switch_forward(ctx);

@@ -19,11 +19,11 @@ struct {
 	__type(value, __u32);
 } behind SEC(".maps");
 
-SEC("xdp")
+SEC("xdp.frags")
 int tap(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	__u32 length = data_end - data;
+	__u32 length = bpf_xdp_get_buff_len(ctx);
 	struct tapped *copy;
 
 	if (frame_parse(data, data_end)) {

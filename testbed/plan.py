@@ -20,28 +20,38 @@ from topologies import TOPOLOGIES
 
 __all__ = [
     "MAX_HOSTS",
+    "MAX_LINEAR_MTU",
     "MAX_MTU",
-    "MAX_XDP_MTU",
+    "MAX_SIMULATED_HOSTS",
     "MIN_MTU",
+    "TAKES_K",
+    "Datapath",
     "FabricOptions",
     "FabricPlan",
     "HostPlan",
     "LinkPlan",
+    "SimulatedFabricOptions",
     "SwitchKind",
     "SwitchPlan",
     "plan_fabric",
 ]
 
 SwitchKind = Literal["bridge", "xdp"]
+Datapath = Literal["xdp", "sockets"]
+"""What is attached to the links of a fabric: the testbed's programs, or none of them."""
 
 MAX_HOSTS = 32
+#: A fat-tree of switches with 32 ports.
+MAX_SIMULATED_HOSTS = 8192
+#: Topologies whose size has a parameter besides the number of hosts.
+TAKES_K = ("leaf-spine", "fat-tree")
 #: RFC 791: the datagram size that every IPv4 host has to accept.
 MIN_MTU = 576
-#: Jumbo frames. Only sockets can use more than MAX_XDP_MTU.
-MAX_MTU = 9000
-#: A veth accepts a program without ``xdp.frags`` only if frame, headroom and skb_shared_info fit a
-#: page: 4096 - 256 - 320 - 14 (``veth_xdp_set`` in drivers/net/veth.c).
-MAX_XDP_MTU = 3506
+#: What the length of an IPv4 packet can say.
+MAX_MTU = 65_535
+#: A frame is in one piece while it, headroom and skb_shared_info fit a page: 4096 - 256 - 320 - 14
+#: (drivers/net/veth.c). Programs need ``xdp.frags`` for more.
+MAX_LINEAR_MTU = 3506
 MAX_QUEUES = 64
 
 
@@ -53,7 +63,13 @@ class FabricOptions(Table):
         default="star", description="how switches are joined"
     )
     k: int | None = Field(
-        default=None, ge=1, le=MAX_HOSTS, description="leaves and spines of leaf-spine; default: 2"
+        default=None,
+        ge=1,
+        le=MAX_HOSTS,
+        description=(
+            "leaves and spines of leaf-spine, default: 2; ports of a switch of fat-tree, default:"
+            " as few as the hosts need"
+        ),
     )
     switch: SwitchKind = Field(
         default="xdp",
@@ -67,8 +83,8 @@ class FabricOptions(Table):
         ge=MIN_MTU,
         le=MAX_MTU,
         description=(
-            f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP in a switch or"
-            " a backend"
+            f"bytes of an IP packet; in-kernel backends need multi-buffer XDP for more than"
+            f" {MAX_LINEAR_MTU}"
         ),
     )
     offload: Literal["on", "off"] = Field(
@@ -83,7 +99,23 @@ class FabricOptions(Table):
 
     def plan(self, net: int = 0) -> "FabricPlan":
         """Plan the fabric; see `plan_fabric`."""
-        return plan_fabric(**{**self.model_dump(), "offload": self.offload == "on"}, net=net)
+        return plan_fabric(
+            **{**self.model_dump(), "offload": self.offload == "on"}, net=net, model=type(self)
+        )
+
+
+class SimulatedFabricOptions(FabricOptions):
+    """A fabric that is simulated and never built, so that it may be larger."""
+
+    hosts: int = Field(
+        default=64, ge=1, le=MAX_SIMULATED_HOSTS, description="number of hosts, one rank each"
+    )
+    topology: Annotated[str, Named(TOPOLOGIES)] = Field(
+        default="fat-tree", description="how switches are joined"
+    )
+    switch: SwitchKind = Field(
+        default="bridge", description="kind of switches, which sets the largest MTU"
+    )
 
 
 @dataclass(frozen=True)
@@ -219,14 +251,17 @@ def plan_fabric(
     queues: int | None = None,
     k: int | None = None,
     net: int = 0,
+    model: type[FabricOptions] = FabricOptions,
 ) -> FabricPlan:
     """Plan a fabric.
 
     :param offload: Offloads on or off, on both ends of every link.
     :param queues: Receive and transmit queues of an interface; by default one for each CPU.
     :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; by default 2, or 1 if there is
-        one host.
-    :param net: Second octet of the hosts' addresses, ``10.<net>.0.<rank + 1>/16``.
+        one host. Ports of a switch of ``fat-tree``, even, for at most k*k*k/4 hosts; by default as
+        few as possible, at least 4.
+    :param net: Second octet of the hosts' addresses in 10.0.0.0/8; the other two are the rank + 1.
+    :param model: Bounds of the options.
     :raises SpecError: A value is out of range; see `FabricOptions` for the others.
     """
     values = {
@@ -237,30 +272,27 @@ def plan_fabric(
         "queues": queues,
         "k": k,
     }
-    options = checked(FabricOptions, values, lambda place: f"{place[0]}:")
+    options = checked(model, values, lambda place: f"{place[0]}:")
     if not 0 <= net <= 255:
         raise SpecError(f"net: {net}: must be 0 to 255")
-    if switch == "xdp" and mtu > MAX_XDP_MTU:
-        raise SpecError(
-            f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use"
-            " 'bridge'"
-        )
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
     parameters = {"hosts": hosts}
-    if topology == "leaf-spine":
-        parameters["k"] = min(2, hosts) if k is None else k
-        if parameters["k"] > hosts:
-            raise SpecError(f"k: {k}: must be at most the number of hosts, {hosts}")
+    if topology in TAKES_K:
+        parameters["k"] = _size(topology, hosts, k)
     elif k is not None:
-        raise SpecError(f"k: {k} has no meaning for topology {topology!r}, only for 'leaf-spine'")
+        names = " and ".join(map(repr, TAKES_K))
+        raise SpecError(f"k: {k} has no meaning for topology {topology!r}, only for {names}")
 
     topo = TOPOLOGIES[topology](**parameters)
     links = tuple(
         LinkPlan(info["node1"], info["port1"], info["node2"], info["port2"])
         for _, _, info in topo.links(sort=True, withInfo=True)
     )
-    host_plans = tuple(_host_plan(rank, name, net, links) for rank, name in enumerate(topo.hosts()))
+    of_host = {link.a: link for link in links}
+    host_plans = tuple(
+        _host_plan(rank, net, of_host[name]) for rank, name in enumerate(topo.hosts())
+    )
     return FabricPlan(
         topology=topology,
         hosts=host_plans,
@@ -273,11 +305,26 @@ def plan_fabric(
     )
 
 
-def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> HostPlan:
-    link = next(link for link in links if link.a == name)
-    octets = (10, net, 0, rank + 1)
+def _size(topology: str, hosts: int, k: int | None) -> int:
+    """The parameter k of a topology, checked."""
+    if topology == "leaf-spine":
+        size = min(2, hosts) if k is None else k
+        if size > hosts:
+            raise SpecError(f"k: {size}: must be at most the number of hosts, {hosts}")
+        return size
+    least = next(ports for ports in range(4, 2 * hosts + 4, 2) if ports**3 // 4 >= hosts)
+    size = least if k is None else k
+    if size % 2:
+        raise SpecError(f"k: {size}: must be even, the number of ports of a switch of fat-tree")
+    if size**3 // 4 < hosts:
+        raise SpecError(f"k: {size}: must be at least {least} for {hosts} hosts of fat-tree")
+    return size
+
+
+def _host_plan(rank: int, net: int, link: LinkPlan) -> HostPlan:
+    octets = (10, net, *divmod(rank + 1, 256))
     return HostPlan(
-        name=name,
+        name=link.a,
         rank=rank,
         ip=".".join(map(str, octets)),
         mac="02:00:" + ":".join(f"{octet:02x}" for octet in octets),
@@ -289,8 +336,8 @@ def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> H
 def _switch_plans(
     names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]
 ) -> tuple[SwitchPlan, ...]:
-    """Shortest paths, one breadth-first search per host; every hop gets closer, so cycles do no
-    harm.
+    """Shortest paths, one breadth-first search per switch with hosts; every hop gets closer, so
+    cycles do no harm.
     """
     trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
     ports: dict[str, set[int]] = {name: set() for name in names}
@@ -300,24 +347,31 @@ def _switch_plans(
                 ports[end].add(port)
                 if far_end in ports:
                     trunks[end][port] = far_end
+    trunks = {name: dict(sorted(found.items())) for name, found in trunks.items()}
+    closer: dict[str, dict[str, list[int]]] = {}  # ports on shortest paths, by their end and switch
     forwarding: dict[str, dict[str, int]] = {name: {} for name in names}
     for host in hosts:
-        distance = {host.switch: 0}
-        queue = deque([host.switch])
-        while queue:
-            near = queue.popleft()
-            for neighbour in trunks[near].values():
-                if neighbour not in distance:
-                    distance[neighbour] = distance[near] + 1
-                    queue.append(neighbour)
-        for name in names:
-            if name == host.switch:
-                forwarding[name][host.mac] = host.port
-                continue
-            nearer = [
-                port for port, far in sorted(trunks[name].items()) if distance[far] < distance[name]
-            ]
-            # Equal paths are chosen by destination (crc32: the same on every machine, unlike
-            # hash()).
-            forwarding[name][host.mac] = nearer[zlib.crc32(host.mac.encode()) % len(nearer)]
+        if host.switch not in closer:
+            closer[host.switch] = _closer(host.switch, trunks)
+        # Equal paths are chosen by destination (crc32: the same on every machine, unlike hash()).
+        number = zlib.crc32(host.mac.encode())
+        for name, nearer in closer[host.switch].items():
+            forwarding[name][host.mac] = nearer[number % len(nearer)]
+        forwarding[host.switch][host.mac] = host.port
     return tuple(SwitchPlan(name, tuple(sorted(ports[name])), forwarding[name]) for name in names)
+
+
+def _closer(end: str, trunks: Mapping[str, Mapping[int, str]]) -> dict[str, list[int]]:
+    """The ports of all other switches that are on a shortest path to a switch."""
+    distance, queue = {end: 0}, deque([end])
+    while queue:
+        near = queue.popleft()
+        for neighbour in trunks[near].values():
+            if neighbour not in distance:
+                distance[neighbour] = distance[near] + 1
+                queue.append(neighbour)
+    return {
+        name: [port for port, far in found.items() if distance[far] < distance[name]]
+        for name, found in trunks.items()
+        if name != end
+    }

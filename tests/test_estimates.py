@@ -19,6 +19,7 @@ from testbed.gnn.planetoid import planetoid_graph
 from testbed.gnn.synthetic import SyntheticSpec, crowding, rmat_edges, synthetic_graph
 from testbed.host import estimates
 from testbed.scenario import Scenario, load_scenario, parse_scenario
+from tests.support.command import run_testbed
 from tests.support.gnn.planetoid_files import write
 
 GIB = 1 << 30
@@ -140,8 +141,7 @@ def test_sparse_features_of_any_width_are_not_made_dense(tmp_path: Path) -> None
     ],
 )
 def test_benches_are_refused(arguments: list[str], text: str) -> None:
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_testbed("bench", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: -")
     assert text in done.stderr
@@ -196,7 +196,7 @@ if not os.fork():  # what it leaves to the allocator would hide what is measured
 assert os.wait()[1] == 0
 small = synthetic_graph(spec.model_copy(update={"scale": 6}))
 if kind == "data_parallel":
-    from testbed.comm.backend import Counters
+    from testbed.comm.collective import Counters
     from testbed.gnn.train import Trainer
     from types import SimpleNamespace
     alone = SimpleNamespace(phases=dict.fromkeys(("quantize", "communicate", "wait", "dequantize"), 0.0), counters=Counters,

@@ -18,6 +18,7 @@ TOPOLOGIES: "Registry[type[Topo]]" = Registry(
         "star": "topologies.star:Star",
         "ring": "topologies.ring:Ring",
         "leaf-spine": "topologies.leaf_spine:LeafSpine",
+        "fat-tree": "topologies.fat_tree:FatTree",
     },
     group="testbed.topologies",
 )

@@ -12,7 +12,7 @@ struct pinch_ack_work {
 	__u32 first;  /* first of the words */
 	__u32 end;    /* end of the bitmap */
 	__u32 offset; /* offset of the bitmap in its map */
-	__u32 chunk;  /* the frame that asked */
+	__u32 number; /* the frame that asked */
 	__u32 news;   /* frames that no earlier acknowledgement has covered */
 	__u32 holes;
 };
@@ -69,7 +69,7 @@ static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_c
 	sender = ack->head.sender % RING_MAX_RANKS;
 	source = &pinch_config.sources[sender];
 	w.seq = ack->head.seq;
-	w.first = pinch_ack_first(ack->head.chunk);
+	w.first = pinch_ack_first(ack->head.number);
 	w.offset = source->seen;
 	w.end = (source->frames + 31) / 32;
 	if (w.seq == seq_of(c->progress))
@@ -99,12 +99,12 @@ static long pinch_weigh_ack(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* The bits for frames up to `chunk` in a word of a bitmap. */
-static __always_inline __u32 pinch_up_to(__u32 chunk, __u32 word)
+/* The bits for frames up to `number` in a word of a bitmap. */
+static __always_inline __u32 pinch_up_to(__u32 number, __u32 word)
 {
-	return word < chunk / 32   ? 0xffffffff
-	       : word > chunk / 32 ? 0
-				   : 0xffffffff >> (31 - chunk % 32);
+	return word < number / 32   ? 0xffffffff
+	       : word > number / 32 ? 0
+				    : 0xffffffff >> (31 - number % 32);
 }
 
 static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
@@ -116,7 +116,7 @@ static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
 		return 1;
 	bitmap_add(&pinch_acked, index, w->seq, *due & w->words[i], &fresh);
 	w->news += bitmap_count(fresh);
-	w->holes |= *due & ~w->words[i] & pinch_up_to(w->chunk, word);
+	w->holes |= *due & ~w->words[i] & pinch_up_to(w->number, word);
 	return 0;
 }
 
@@ -131,7 +131,7 @@ static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_cont
 		pinch_count(DROP_BAD_SEQ, 1);
 		return false;
 	}
-	if (f->chunk >= (__u32)c->progress) {
+	if (f->number >= (__u32)c->progress) {
 		pinch_count(DROP_BAD_CHUNK, 1);
 		return false;
 	}
@@ -153,7 +153,7 @@ static __always_inline void pinch_measure(struct pinch_control *c, const struct 
 {
 	__u32 rtt = now_us() - frame->sent_us;
 
-	if (frame->seq != f->seq || frame->stream != f->stream || frame->serial != f->prev ||
+	if (frame->seq != f->seq || frame->stream != f->stream || frame->serial != f->serial ||
 	    rtt >> 30)
 		return;
 	__sync_fetch_and_add(&c->rtt_samples, 1);
@@ -166,12 +166,12 @@ static __always_inline void pinch_measure(struct pinch_control *c, const struct 
 static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_control *c,
 					 struct ring_frame *f)
 {
-	__u32 peer = f->sender, seq = f->seq, chunk = f->chunk, number = pinch_flow_to(peer);
+	__u32 peer = f->sender, seq = f->seq, number = f->number, to = pinch_flow_to(peer);
 	struct pinch_ack_work w = { .seq = seq,
-				    .first = pinch_ack_first(chunk),
+				    .first = pinch_ack_first(number),
 				    .end = pinch_config.acked_words,
-				    .chunk = chunk };
-	__u32 index = number * pinch_config.capacity + chunk;
+				    .number = number };
+	__u32 index = to * pinch_config.capacity + number;
 	struct pinch_sent *frame;
 	struct pinch_flow *flow;
 	struct pinch_peer *p;
@@ -180,7 +180,7 @@ static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_contro
 		return false;
 	frame = bpf_map_lookup_elem(&pinch_sent, &index);
 	p = bpf_map_lookup_elem(&pinch_peers, &peer);
-	flow = bpf_map_lookup_elem(&pinch_flows, &number);
+	flow = bpf_map_lookup_elem(&pinch_flows, &to);
 	if (!frame || !p || !flow)
 		return false;
 	w.offset = peer * pinch_config.acked_words;
@@ -198,5 +198,5 @@ static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_contro
 			pinch_measure(c, f, frame);
 	}
 	return w.holes ||
-	       pinch_next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
+	       pinch_next_of(to, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
 }

@@ -187,7 +187,5 @@ static __always_inline void pinch_add_all(struct pinch_row_work *row)
 /* The first accumulator of this CPU's bank. */
 static __always_inline __u32 pinch_bank_of(void)
 {
-	return pinch_config.cpu == PINCH_ANYWHERE
-		       ? bpf_get_smp_processor_id() % pinch_config.banks * pinch_config.targets
-		       : 0;
+	return pinch_bank_here() * pinch_config.targets;
 }

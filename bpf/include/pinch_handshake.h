@@ -12,11 +12,10 @@
  * number. That suffices because a rank goes on only when it has every handshake, so none is more
  * than one ahead of another.
  *
- * The header says where the sender is: `prev` is the sequence number that it has entered last, and
- * `chunk` has a bit for each rank that it waits for there. With PINCH_ENDED in place of the
- * exponent, exchanges have ended: `chunk` has the ranks with values that are not finite, and `prev`
- * the ranks that went silent or, with PINCH_FLAG_LATE, those that are up but did not enter in time.
- * Every rank that receives this passes it on.
+ * The header says where the sender is: the sequence number that it has `entered` last, and the
+ * ranks that it `waits` for there. With PINCH_ENDED in place of the exponent, exchanges have ended,
+ * and the header names the ranks that caused it: those whose values are `nonfinite`, and those that
+ * are `gone` or, with PINCH_FLAG_LATE, `late`. Every rank that receives this passes it on.
  */
 #pragma once
 
@@ -154,9 +153,17 @@ static __always_inline void pinch_write_handshake(struct pinch_handshake *handsh
 	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0,
 	      late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
-	pinch_write_head(f, PINCH_HANDSHAKE, seq_of(word), ended ? c->nonfinite : say->waits,
-			 say->attempt, c->tag);
-	f->prev = ended ? gone | late : say->seq;
+	pinch_write_head(f, PINCH_HANDSHAKE, seq_of(word), say->attempt, c->tag);
+	if (ended) {
+		f->nonfinite = c->nonfinite;
+		if (late)
+			f->late = late;
+		else
+			f->gone = gone;
+	} else {
+		f->waits = say->waits;
+		f->entered = say->seq;
+	}
 	f->flags = (say->ask ? PINCH_FLAG_ASK : 0) | (late ? PINCH_FLAG_LATE : 0);
 	handshake->word = ended ? word_of(seq_of(word), PINCH_ENDED) : word;
 	pinch_address(f, to, sizeof(word));

@@ -22,7 +22,7 @@ static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64
 					    struct pinch_vertex *vertex, __u32 index, __u32 part)
 {
 	struct pinch_hub *hub = bpf_map_lookup_elem(&pinch_hubs, &index);
-	__u64 *to = bpf_map_lookup_elem(&pinch_stash, &index), *entry;
+	__u64 *to = bpf_map_lookup_elem(&pinch_pending, &index), *entry;
 	__u32 place;
 
 	if (!hub || !to)
@@ -58,7 +58,7 @@ static __always_inline bool pinch_add_slice(struct pinch_control *c)
 			return false; /* the CPU that is about to write it continues with it */
 		index = *entry;
 		hub = bpf_map_lookup_elem(&pinch_hubs, &index);
-		words = bpf_map_lookup_elem(&pinch_stash, &index);
+		words = bpf_map_lookup_elem(&pinch_pending, &index);
 		if (!hub || !words || !room)
 			return false;
 		if (seq_of(*(volatile __u64 *)&c->progress) != seq)

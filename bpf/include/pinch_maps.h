@@ -16,6 +16,16 @@ const volatile struct pinch_config pinch_config = {};
 		__type(value, record);             \
 	} name SEC(".maps")
 
+/* The same with elements of a size that the loader sets. */
+#define PINCH_BUFFER(name)                         \
+	struct {                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY);  \
+		__uint(map_flags, BPF_F_MMAPABLE); \
+		__uint(max_entries, 1);            \
+		__uint(key_size, sizeof(__u32));   \
+		__uint(value_size, 8);             \
+	} name SEC(".maps")
+
 PINCH_ARRAY(pinch_control, struct pinch_control);
 PINCH_ARRAY(pinch_frames, struct pinch_frame); /* frames to send, by number */
 PINCH_ARRAY(pinch_flows, struct pinch_flow);
@@ -45,13 +55,7 @@ struct {
 } pinch_peers SEC(".maps");
 
 /* Payloads to send; an element has room for that of a full frame. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, 8);
-} pinch_payloads SEC(".maps");
+PINCH_BUFFER(pinch_payloads);
 
 /* Payload rows of hubs, while they are added. */
 struct {
@@ -59,16 +63,15 @@ struct {
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, 8);
-} pinch_stash SEC(".maps");
+} pinch_pending SEC(".maps");
 
 /* What has been received so far: `targets` rows per bank, bank after bank. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, 8);
-} pinch_accumulators SEC(".maps");
+PINCH_BUFFER(pinch_accumulators);
+
+/* Frames whose rows the process adds up: `landing` elements per bank, and how many of them are in
+ * use. */
+PINCH_BUFFER(pinch_landing);
+PINCH_ARRAY(pinch_landed, __u64);
 
 struct pinch_scratch {
 	__u64 raw[PINCH_MAX_WORDS + PINCH_STEP];

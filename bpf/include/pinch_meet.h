@@ -100,11 +100,11 @@ static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch
 		return PINCH_MET_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
 	if (pinch_exponent_in(handshake->word) == PINCH_ENDED) {
-		pinch_note_end(c, sender, handshake->head.chunk, late ? 0 : handshake->head.prev,
-			       late ? handshake->head.prev : 0);
+		pinch_note_end(c, sender, handshake->head.nonfinite,
+			       late ? 0 : handshake->head.gone, late ? handshake->head.late : 0);
 	} else {
-		*(volatile __u32 *)&peer->at = handshake->head.prev;
-		*(volatile __u32 *)&peer->waits = handshake->head.chunk;
+		*(volatile __u32 *)&peer->at = handshake->head.entered;
+		*(volatile __u32 *)&peer->waits = handshake->head.waits;
 		if (pinch_take_word(c, peer, handshake->word, mine))
 			return PINCH_MET_ALL;
 		if (seq != mine && seq != seq_after(mine) && seq_after(seq) != mine &&

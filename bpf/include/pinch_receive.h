@@ -5,6 +5,7 @@
 
 #include "pinch_handshake.h"
 #include "pinch_hub.h"
+#include "pinch_land.h"
 
 enum pinch_next {
 	PINCH_DONE = 0,
@@ -134,7 +135,7 @@ static __always_inline bool pinch_is_late(__u32 seq, __u32 mine)
 static __always_inline bool pinch_is_expected(struct pinch_control *c, const struct ring_frame *f,
 					      __u32 mine)
 {
-	if (f->chunk >= pinch_config.sources[f->sender % RING_MAX_RANKS].frames) {
+	if (f->number >= pinch_config.sources[f->sender % RING_MAX_RANKS].frames) {
 		pinch_count(DROP_BAD_CHUNK, 1);
 		return false;
 	}
@@ -177,9 +178,10 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 					    struct ring_frame *f)
 {
 	__u32 zero = 0, sender = f->sender, seq = f->seq, mine = seq_of(c->progress),
-	      chunk = f->chunk, fresh, come;
+	      number = f->number, fresh, come;
 	__u32 next = f->flags & PINCH_FLAG_ASK ? PINCH_ACKNOWLEDGE : PINCH_DONE;
 	struct pinch_frame_work w = { .control = c, .bank = pinch_bank_of() };
+	struct pinch_landed *slot = NULL;
 	struct pinch_peer *peer;
 
 	w.source = &pinch_config.sources[sender % RING_MAX_RANKS];
@@ -187,8 +189,15 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 		return PINCH_DONE;
 	w.scratch = bpf_map_lookup_elem(&pinch_scratch, &zero);
 	peer = bpf_map_lookup_elem(&pinch_peers, &sender);
-	if (!w.scratch || !peer || !pinch_load_payload(ctx, f, w.scratch))
+	if (!w.scratch || !peer)
 		return PINCH_DONE;
+	if (pinch_config.landing) {
+		slot = pinch_land(ctx, f);
+		if (!slot)
+			return PINCH_DONE;
+	} else if (!pinch_load_payload(ctx, f, w.scratch)) {
+		return PINCH_DONE;
+	}
 	f = pinch_frame_of(ctx);
 	if (!f)
 		return PINCH_DONE;
@@ -204,7 +213,7 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 	 * again, because the sender has missed acknowledgements. */
 	if (pinch_is_late(seq, mine))
 		return PINCH_ACKNOWLEDGE;
-	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, seq, 1u << chunk % 32,
+	switch (bitmap_add(&pinch_seen, w.source->seen + number / 32, seq, 1u << number % 32,
 			   &fresh)) {
 	case BITMAP_CLAIMED:
 		break;
@@ -218,7 +227,10 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 		pinch_count(DROP_CONTENDED, 1);
 		return PINCH_DONE;
 	}
-	bpf_loop(w.rows, pinch_receive_vertex, &w, 0);
+	if (slot)
+		pinch_keep(slot, sender, w.rows);
+	else
+		bpf_loop(w.rows, pinch_receive_vertex, &w, 0);
 	pinch_count(PINCH_RECEIVED, 1);
 	pinch_count(PINCH_VERTICES, w.rows - w.unused);
 	pinch_count(PINCH_UNUSED, w.unused);

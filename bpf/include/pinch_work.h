@@ -30,9 +30,9 @@ static __always_inline struct pinch_control *pinch_control_of(void)
 }
 
 /* The first bitmap word in an acknowledgement of this frame. */
-static __always_inline __u32 pinch_ack_first(__u32 chunk)
+static __always_inline __u32 pinch_ack_first(__u32 number)
 {
-	__u32 word = chunk / 32;
+	__u32 word = number / 32;
 
 	return word > PINCH_ACK_BEHIND ? word - PINCH_ACK_BEHIND : 0;
 }
@@ -47,6 +47,13 @@ static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 
 	    !*(volatile __u32 *)&c->owed &&
 	    *(volatile __u32 *)&c->acked == *(volatile __u32 *)&c->copies)
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+}
+
+/* This CPU's bank. */
+static __always_inline __u32 pinch_bank_here(void)
+{
+	return pinch_config.cpu == PINCH_ANYWHERE ? bpf_get_smp_processor_id() % pinch_config.banks
+						  : 0;
 }
 
 /* The flow that this CPU sends. */
@@ -95,9 +102,10 @@ static __always_inline __u32 pinch_next_serial(void)
 	return table ? ++table[PINCH_SERIAL] : 0;
 }
 
-/* Write the header of a frame of this rank, except for receiver, flags, checksum and length. */
+/* Write the header of a frame of this rank, except for its number or what else is there, receiver,
+ * flags, checksum and length. */
 static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 seq,
-					     __u32 chunk, __u8 attempt, __u16 tag)
+					     __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
 	f->version = RING_VERSION;
@@ -105,14 +113,12 @@ static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __
 	f->group = pinch_config.group;
 	f->cookie = pinch_config.cookie;
 	f->seq = seq;
-	f->chunk = chunk;
 	f->attempt = attempt;
 	f->hop = 0;
 	f->sender = pinch_config.rank;
 	f->round = 0;
 	f->tag = tag;
 	f->stream = bpf_get_smp_processor_id();
-	f->prev = 0;
 }
 
 /* Turn the frame into one for this host's doorbell. `kind` is PINCH_DOORBELL or a later one of enum

@@ -79,6 +79,14 @@ struct {
 	__type(value, __u32);
 } ring_fan_large SEC(".maps");
 
+/* The program `ring_execute`, for a kick that is not multiplied. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} ring_executor SEC(".maps");
+
 /* The link and the doorbell's far end: for a frame that goes on, and its copy, which becomes a
  * nack. */
 struct {

@@ -5,15 +5,14 @@
  * Lengths are whole blocks, so one bounds check serves eight words. Pointers advance by constants,
  * because the verifier tracks the range of a packet pointer then, and loses it with a variable
  * offset. Every function returns 0, or -1 when the frame is too short.
+ * Payloads that do not fit the linear part of a frame are in ring_jumbo.h.
  */
 #pragma once
 
-#include "ring_maps.h"
-
-#define RING_BLOCK_WORDS (RING_BLOCK / 8)
+#include "ring_jumbo.h"
 
 #define RING_FOR_EACH_BLOCK(blocks) \
-	for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
+	for (__u32 block = 0; block < RING_LINEAR_BLOCKS && block < (blocks); block++)
 
 /* Whole blocks in a payload. The bound tells the verifier that map values are long enough. */
 static __always_inline __u32 ring_blocks_of(__u32 length)
@@ -31,8 +30,8 @@ static __always_inline void ring_payload_touch(const void *payload)
 {
 	if (!payload)
 		return;
-	for (__u32 line = 0; line < RING_MAX_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK;
-	     line++)
+	for (__u32 line = 0;
+	     line < RING_LINEAR_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK; line++)
 		(void)*(volatile const __u64 *)(payload + line * RING_BLOCK);
 }
 
@@ -41,7 +40,7 @@ static __always_inline int ring_payload_fill(struct xdp_md *ctx, void *from, __u
 {
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
-	return bpf_xdp_store_bytes(ctx, sizeof(struct ring_frame), from, length);
+	return bpf_xdp_store_bytes(ctx, ring_payload_offset(length), from, length);
 }
 
 /* frame -> result, retransmit buffer or early-frame buffer. */
@@ -49,7 +48,7 @@ static __always_inline int ring_payload_take(struct xdp_md *ctx, void *to, __u32
 {
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
-	return bpf_xdp_load_bytes(ctx, sizeof(struct ring_frame), to, length);
+	return bpf_xdp_load_bytes(ctx, ring_payload_offset(length), to, length);
 }
 
 /* *sum = the words' sum */
@@ -60,41 +59,40 @@ static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
+	if (ring_is_jumbo(length))
+		return ring_jumbo(ctx, RING_NOTHING, length, sum);
 	RING_FOR_EACH_BLOCK(blocks)
 	{
 		/* clang would compare with data_end + 1, which the verifier does not allow */
 		barrier_var(data_end);
 		if ((void *)(words + RING_BLOCK_WORDS) > data_end)
 			return -1;
-#pragma unroll
-		for (int i = 0; i < RING_BLOCK_WORDS; i++)
-			total += words[i];
+		total += ring_block_sum(words);
 		words += RING_BLOCK_WORDS;
 	}
 	*sum = total;
 	return 0;
 }
 
-/* frame += input; *sum = the words' sum */
-static __always_inline int ring_payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length,
+/* frame += input of the chunk; *sum = the words' sum */
+static __always_inline int ring_payload_add(struct xdp_md *ctx, __u32 index, __u32 length,
 					    __u64 *sum)
 {
+	const __u64 *input = bpf_map_lookup_elem(&ring_inputs, &index);
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 blocks = ring_blocks_of(length);
 	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
+	if (ring_is_jumbo(length))
+		return ring_jumbo(ctx, index, length, sum);
+	if (!input)
+		return -1;
 	RING_FOR_EACH_BLOCK(blocks)
 	{
 		if ((void *)(words + RING_BLOCK_WORDS) > data_end)
 			return -1;
-#pragma unroll
-		for (int i = 0; i < RING_BLOCK_WORDS; i++) {
-			__u64 word = words[i] + input[i];
-
-			words[i] = word;
-			total += word;
-		}
+		total += ring_block_add(words, input);
 		words += RING_BLOCK_WORDS;
 		input += RING_BLOCK_WORDS;
 	}

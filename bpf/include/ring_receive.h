@@ -237,7 +237,7 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 	/* The result cannot arrive there before it arrives here, but the rank may lack the partial
 	 * sum of a later round. */
 	if (direct && w->frame->flags & RING_FLAG_RESULT &&
-	    (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
+	    (__u8)word_read(&w->chunk->reduced) <= w->frame->summed)
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_resend_partial(w, mine);
 }
@@ -253,12 +253,12 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 	if (w->frame->flags & RING_FLAG_ENDED) {
 		rank->ended = 1;
 		__sync_val_compare_and_swap(&w->control->ended, 0,
-					    word_of(w->frame->round, w->frame->chunk));
+					    word_of(w->frame->reason, w->frame->blamed));
 	}
 	if (rank->seq && seq_is_before(seq, rank->seq))
 		return;
 	if (!(w->frame->flags & RING_FLAG_ENDED))
-		rank->front = w->frame->chunk;
+		rank->front = w->frame->front;
 	rank->seq = seq;
 	if (w->frame->flags & RING_FLAG_VERIFIED)
 		rank->verified = seq;
@@ -274,13 +274,16 @@ static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kin
 
 	w->frame->kind = kind;
 	w->frame->seq = seq;
-	w->frame->chunk = ended ? (__u32)ended : w->control->front;
+	if (ended)
+		w->frame->blamed = ended;
+	else
+		w->frame->front = w->control->front;
 	w->frame->hop = 0;
 	w->frame->flags =
 		flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0) |
 		(ended ? RING_FLAG_ENDED : 0);
-	w->frame->round = ended >> 32;
-	w->frame->tag = acked;
+	w->frame->reason = ended >> 32;
+	w->frame->acked = acked;
 	w->frame->prev = RING_NOTHING;
 	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))
 		ring_name_latest(w, seq);
@@ -307,7 +310,7 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 		return RING_GONE;
 	ring_note_rank(w);
 	/* a late answer may acknowledge an earlier one */
-	if (w->frame->flags & RING_FLAG_VERIFIED_ACK && w->frame->tag == (__u16)verified)
+	if (w->frame->flags & RING_FLAG_VERIFIED_ACK && w->frame->acked == (__u16)verified)
 		rank->verified_acked = verified;
 	if (sender != ring_rank_before(ring_config.rank) ||
 	    seq_is_before(w->frame->seq, seq_of(w->progress)))

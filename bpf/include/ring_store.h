@@ -350,21 +350,18 @@ static __always_inline void ring_repeat(struct ring_work *w)
 /* Reduce-scatter phase, with the input ready: add it. The last rank of the phase has the sum. */
 static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 {
-	void *input = bpf_map_lookup_elem(&ring_inputs, &w->index);
 	__u64 expected, sum, reduced = word_read(&w->chunk->reduced), now;
 	__u32 seq = seq_of(w->progress);
 	__u8 round = w->frame->round;
 	bool last = w->frame->hop + 1 >= ring_config.ranks;
 
-	if (!input)
-		return RING_GONE;
 	now = word_of(seq, round);
 	/* With `origin`, the owner restarts a phase that failed at a later hop, and the ranks
 	 * before that hop pass its frames on. */
 	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
 		return ring_drop(w, DROP_DUPLICATE);
 	expected = ring_payload_expected(w) + w->chunk->input_sum;
-	if (ring_payload_add(w->ctx, input, w->length, &sum))
+	if (ring_payload_add(w->ctx, w->index, w->length, &sum))
 		return ring_drop(w, DROP_BAD_LENGTH);
 	if (ring_overtaken(w))
 		return ring_drop(w, DROP_OVERTAKEN);

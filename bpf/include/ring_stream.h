@@ -133,8 +133,11 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	ring_nack_put(&list->fresh, &nack);
 }
 
-/* Count an arrival, and see whether a nack is due. */
-static __always_inline void ring_look_around(struct ring_work *w)
+/* Count an arrival, and see whether a nack is due. `goes_on`: the frame at hand does, so that a
+ * copy of it would have to become the nack. A frame with fragments cannot be copied (the kernel's
+ * xdpf_clone copies its linear part alone): then another frame has to do, or the process's timer.
+ */
+static __always_inline void ring_look_around(struct ring_work *w, bool goes_on)
 {
 	__u32 zero = 0;
 	struct ring_nacks *list = bpf_map_lookup_elem(&ring_nacks, &zero);
@@ -142,6 +145,8 @@ static __always_inline void ring_look_around(struct ring_work *w)
 	if (!list)
 		return;
 	list->frames += 1;
+	if (goes_on && ring_has_fragments(w->ctx))
+		return;
 	w->nack_due = ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
 }
 

@@ -66,7 +66,7 @@ static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u
 	w->frame->flags = stage == RING_STAGE_RESULT ? RING_FLAG_RESULT : 0;
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
-	w->frame->prev = (__u8)word_read(&w->chunk->reduced);
+	w->frame->summed = (__u8)word_read(&w->chunk->reduced);
 	w->chunk->nacked_us = now_us();
 	ring_count(w, RING_RESENT);
 	return ring_send(w, ring_rank_before(ring_config.rank), length, 0);

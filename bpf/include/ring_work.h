@@ -4,7 +4,7 @@
 
 #include "lib/frame.h"
 #include "lib/word.h"
-#include "ring_maps.h"
+#include "ring_jumbo.h"
 
 /* RING_SEND: the frame is ready for the uplink; RING_GONE: it is no longer needed. */
 enum ring_verdict { RING_GONE, RING_SEND };
@@ -96,7 +96,7 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 	return rank >= owner ? rank - owner : rank + ring_config.ranks - owner;
 }
 
-/* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank
+/* Hops of a result to a rank, from the owner's previous rank, which computes it. To that rank
  * itself it takes a full turn of the ring: it receives a result only after it has refused its own.
  */
 static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
@@ -143,11 +143,11 @@ static __always_inline bool ring_reload(struct ring_work *w)
 }
 
 /* Make the frame as long as its headers and `length` bytes of payload. Its pointers must be looked
- * up again afterwards. */
+ * up again afterwards. A frame with fragments can be cut, but cannot grow. */
 static __always_inline bool ring_resize(struct ring_work *w, __u32 length)
 {
-	int have = w->ctx->data_end - w->ctx->data;
-	int want = sizeof(struct ring_frame) + length;
+	int have = bpf_xdp_get_buff_len(w->ctx);
+	int want = ring_payload_offset(length) + length;
 
 	return (have == want || !bpf_xdp_adjust_tail(w->ctx, want - have)) && ring_reload(w);
 }
@@ -197,20 +197,22 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length,
 						   __u64 sum)
 {
+	__u32 bytes = ring_payload_offset(length) + length;
 	struct ring_frame *f = w->frame;
 
 	to &= RING_MAX_RANKS - 1;
 	/* clang would omit the mask where it knows the bound from a check that the verifier does
 	 * not connect with this register */
 	barrier_var(to);
-	frame_address(f, &ring_config.peers[ring_config.rank], &ring_config.peers[to], length);
+	frame_address(f, &ring_config.peers[ring_config.rank], &ring_config.peers[to],
+		      bytes - sizeof(*f));
 	f->sender = ring_config.rank;
 	f->receiver = to;
 	f->length = length;
 	f->stream = bpf_get_smp_processor_id();
 	f->checksum = sum + frame_seal(f);
 	ring_count(w, RING_SENT);
-	w->counters[RING_SENT_BYTES] += sizeof(*f) + length;
+	w->counters[RING_SENT_BYTES] += bytes;
 	return RING_SEND;
 }
 

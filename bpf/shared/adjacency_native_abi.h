@@ -12,4 +12,6 @@ struct adjacency {
 	const __s64 *indptr;
 	const __s32 *indices;
 	const float *weights; /* one per index */
+	/* where each row is, instead of one after the other; or NULL */
+	const float *const *places;
 };

@@ -48,9 +48,9 @@ enum pinch_seq {
 
 enum pinch_flag {
 	PINCH_FLAG_ASK = 1, /* embeddings, handshakes: the sender wants an answer */
-	PINCH_FLAG_ALL = 1, /* kick: there is one for each flow */
-	/* handshake with PINCH_ENDED: the ranks in `prev` are up */
+	/* handshake with PINCH_ENDED: ranks are `late`, not `gone` */
 	PINCH_FLAG_LATE = 2,
+	PINCH_FLAG_ALL = 4, /* kick: there is one for each flow */
 };
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
@@ -74,11 +74,14 @@ struct pinch_config {
 	__u32 payload; /* payload of a full frame, bytes */
 	__u32 bits;    /* bits of a lane on the wire; an accumulator has twice as many */
 	__u32 aggregation;
-	__u32 targets;	   /* accumulators per bank */
-	__u32 banks;	   /* one for each CPU that aggregates */
-	__u32 cpu;	   /* the CPU that aggregates; PINCH_ANYWHERE: where frames arrive */
-	__u32 slice;	   /* number of neighbours to which a vertex is added in one run */
-	__u32 capacity;	   /* frames */
+	__u32 targets;	/* accumulators per bank */
+	__u32 banks;	/* one for each CPU that aggregates */
+	__u32 cpu;	/* the CPU that aggregates; PINCH_ANYWHERE: where frames arrive */
+	__u32 slice;	/* number of neighbours to which a vertex is added in one run */
+	__u32 capacity; /* frames */
+	/* frames that may land in one exchange and bank, plus one; 0: programs add up rows */
+	__u32 landing;
+	__u32 steps;	   /* of PINCH_STEP words, in a landed frame */
 	__u32 acked_words; /* words of each peer's bitmap of acknowledged frames */
 	__u32 uplink;	   /* ifindex */
 	__u32 doorbell;	   /* ifindex of the doorbell's near end */
@@ -167,6 +170,12 @@ struct pinch_vertex {
 	__u32 count; /* number of its neighbours */
 	__u32 hub;   /* its first slot in `pinch_hubs`, plus 1; 0: it has few neighbours */
 	__u32 pad;
+};
+
+/* Precedes the payload of a frame in `pinch_landing`. */
+struct pinch_landed {
+	__u32 sender;
+	__u32 rows;
 };
 
 struct pinch_edge {

@@ -22,6 +22,24 @@ struct pinch_format {
 	__u32 stride;  /* distance from one payload to the next, bytes */
 	__u32 maximum; /* accumulators hold maxima, not sums */
 	__s32 limit;   /* largest magnitude of a lane */
+	__u32 plain;   /* rows are sent as they are, float32 */
+	__u32 pad;
+};
+
+/* The frames that have landed, and the rows that this rank needs of them. */
+struct pinch_landings {
+	const char *frames;  /* `pinch_landing` */
+	const __u64 *landed; /* `pinch_landed` */
+	const __u32 *first;  /* of each rank's rows, in `halo_of` */
+	/* number of the halo row, by rank and position there; -1: not needed */
+	const __s32 *halo_of;
+	const float **rows; /* where each halo row is */
+	float *matrix;	    /* room for all halo rows, if they travel in parts; or NULL */
+	__u32 banks;
+	__u32 slots; /* of a bank */
+	__u32 stride;
+	__u32 halo;
+	__u64 redundant; /* rows that have landed but are not needed, cumulative */
 };
 
 /* One rank's process: its maps, its doorbell, and where its time goes. */
@@ -36,6 +54,8 @@ struct pinch {
 	struct pinch_flow *flows;
 	const __u64 *frames_to; /* number of frames, by rank */
 	__u64 *seen, *acked, *hub_queue;
+	__u64 *landed;
+	__u32 banks, pad;
 	struct pinch_sent *sent;
 	__u64 *consumer;
 	const __u64 *producer;

@@ -8,8 +8,16 @@
 
 enum ring_size {
 	RING_BLOCK = 64, /* bytes; payloads are whole blocks, so that loops need few checks */
-	/* 3,392 bytes, which fit into the largest MTU of single-buffer XDP on veth */
-	RING_MAX_BLOCKS = 53,
+	/* 3,392 bytes, which fit into the linear part of a frame on veth, 3,520 bytes */
+	RING_LINEAR_BLOCKS = 53,
+	RING_LINEAR_BYTES = RING_LINEAR_BLOCKS * RING_BLOCK,
+	/* 64,832 bytes: the linear part and 15 pages */
+	RING_MAX_BLOCKS = 1013,
+	RING_PAGE = 4096, /* veth makes the fragments of a frame of pages */
+	/* A payload of more than RING_LINEAR_BYTES begins here, so that the linear part and every
+	 * page end with a block: programs work on it in place. */
+	RING_JUMBO_OFFSET = 128,
+	RING_LINEAR_FRAME = RING_JUMBO_OFFSET + RING_LINEAR_BYTES,
 	RING_SQ_ENTRIES = 1024, /* entries of the submission queue; a power of two */
 	RING_FAN_SMALL = 8,	/* frames that XDP makes of one kick */
 	RING_FAN_LARGE = 32,

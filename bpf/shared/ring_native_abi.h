@@ -49,9 +49,11 @@ struct ring_layout {
 	__u32 total;	 /* chunks */
 	__u32 length;	 /* payload of a frame: the last word is the check */
 	__u32 block;	 /* chunks quantized and published at a time */
+	__u32 window;	 /* frames in flight per rank; 0: as many as the group allows */
+	__u32 pad;
 };
 
-/* A CPU's stream from the rank before, as the process sees it. */
+/* A CPU's stream from the previous rank, as the process sees it. */
 struct ring_quiet {
 	__u64 progress; /* frames that made progress on the stream, as of the last look */
 	__u64 since;	/* ns: time of the last progress or probe */

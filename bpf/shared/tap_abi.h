@@ -5,7 +5,7 @@
 #include <linux/types.h>
 
 enum tap_size {
-	/* room for the largest frame: 14 bytes of Ethernet and 3506 of IP (MAX_XDP_MTU) */
+	/* room for the largest frame in one piece: 14 bytes of Ethernet and 3506 of IP */
 	TAP_BYTES = 3584,
 	TAP_ROOM = 1 << 18, /* size of the ring buffer, for 72 frames */
 };

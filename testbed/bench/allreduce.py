@@ -3,31 +3,41 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
-from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
+from testbed.bench.observed import Observed, times_of, windows_of
+from testbed.bench.row import MAX_ITERATIONS, Row, Turn, backend_of, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.mpi.mpi import initialize
-from testbed.collectives.registry import BACKENDS, check_mtu, check_names, modules_of
+from testbed.collectives.registry import BACKENDS, check_names, modules_of
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
+from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.host.estimates import allowance
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
+from testbed.telemetry.options import TelemetryOptions
+from testbed.telemetry.profile import Profile
+from testbed.telemetry.recorder import Recorder
 from testbed.worker import Workers
 
 __all__ = ["Options", "Session"]
 
 logger = logging.getLogger(__name__)
 
+SOCKETS_MTU = 1500
+COPIES = 9
 MAX_TURNS = 5  # into which each backend's iterations of a size are cut
 TURN_TIMEOUT = 300.0  # seconds; MPI has no deadline of its own
 
@@ -41,6 +51,7 @@ class Options:
     :param warmup: Untimed ones before each turn.
     :param check: Whether results are compared with the reference.
     :param collective: The options of all backends.
+    :param telemetry: With it, each turn is repeated with telemetry on, and only then.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -52,6 +63,7 @@ class Options:
     check: bool
     collective: CollectiveOptions = CollectiveOptions()
     seed: int = 0
+    telemetry: TelemetryOptions = TelemetryOptions()
 
     def __post_init__(self) -> None:
         check_names(self.backends)
@@ -59,7 +71,7 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
             raise SpecError(f"-w: {self.warmup}: must be 0 to {MAX_ITERATIONS}")
-        check_mtu(self.plan.mtu, self.backends, "--mtu")
+        check_mtu(self.plan.mtu, self.backends, "--mtu", BACKENDS)
         check_room(max(self.sizes), len(self.plan.hosts), self.backends, allowance())
 
     @property
@@ -70,6 +82,18 @@ class Options:
         return {**kept, **self.collective.model_dump(), "seed": self.seed}
 
     @property
+    def labels(self) -> list[str]:
+        """What is measured: the backends, and those over sockets once more with packets of
+        `SOCKETS_MTU` bytes where links carry larger ones, because TCP may be faster so.
+        """
+        small = [
+            f"{name}@{SOCKETS_MTU}"
+            for name in self.backends
+            if BACKENDS[name].needs == "sockets" and self.plan.mtu > SOCKETS_MTU
+        ]
+        return [*self.backends, *small]
+
+    @property
     def turns(self) -> list[int]:
         """Iterations of each turn, as equal as possible."""
         turns = min(self.iterations, MAX_TURNS)
@@ -78,8 +102,8 @@ class Options:
         ]
 
 
-class Session:
-    """A fabric with all backends of a bench open on it. A context manager.
+class Session(Stacked):
+    """A fabric with all backends of a bench open on it.
 
     :ivar environment: What the results depend on, after entering.
     :ivar down_seconds: How long the fabric took to be removed, after leaving.
@@ -90,42 +114,46 @@ class Session:
         self.environment: dict[str, object] = {}
         self.down_seconds = 0.0
 
-    def __enter__(self) -> "Session":
+    def _enter(self, stack: ExitStack) -> None:
         load, start = load_average(), time.monotonic()
-        with ExitStack() as stack:
-            self._fabric = stack.enter_context(Fabric(self.options.plan))
-            stack.callback(self._note_leaving)
-            fabric_up = time.monotonic() - start
-            modules = [calls.__name__, *modules_of(self.options.backends)]
-            self._workers = stack.enter_context(
-                Workers(self._fabric, self.options.collective.affinity, modules)
-            )
-            workers_up = time.monotonic() - start - fabric_up
-            extra: dict[str, object] = {
-                **self.options.collective.model_dump(),
-                "seed": self.options.seed,
-                "iterations": self.options.iterations,
-                "warmup": self.options.warmup,
-                "fabric_up_seconds": round(fabric_up, 3),
-                "workers_up_seconds": round(workers_up, 3),
-            }
-            self._names: dict[str, list[str]] = {}
-            for group, name in enumerate(self.options.backends):
-                self._open(stack, name, group)
-                if name == "mpi":
-                    extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
-            self.environment = {**describe(load), **self.options.plan.summary(), **extra}
-            self._stack = stack.pop_all()
-        return self
+        self._fabric = stack.enter_context(self._timed_fabric())
+        fabric_up = time.monotonic() - start
+        modules = [calls.__name__, *modules_of(self.options.backends)]
+        self._workers = stack.enter_context(
+            Workers(self._fabric, self.options.collective.affinity, modules)
+        )
+        workers_up = time.monotonic() - start - fabric_up
+        extra: dict[str, object] = {
+            **self.options.collective.model_dump(),
+            "seed": self.options.seed,
+            "iterations": self.options.iterations,
+            "warmup": self.options.warmup,
+            "fabric_up_seconds": round(fabric_up, 3),
+            "workers_up_seconds": round(workers_up, 3),
+        }
+        self._names: dict[str, list[str]] = {}
+        for group, name in enumerate(self.options.backends):
+            self._open(stack, name, group)
+            if name == "mpi":
+                extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
+        self._recorder = self._start_telemetry(stack)
+        self.environment = {**describe(load), **self.options.plan.summary(), **extra}
 
-    def __exit__(self, *details: Any) -> None:
-        self._stack.__exit__(*details)
-        self.down_seconds = time.monotonic() - self._fabric_leaving
+    @contextmanager
+    def _timed_fabric(self) -> Iterator[Fabric]:
+        with Fabric(self.options.plan) as fabric:
+            yield fabric
+            leaving = time.monotonic()  # workers have exited by now
+        self.down_seconds = time.monotonic() - leaving
 
-    def _note_leaving(self) -> None:
-        self._fabric_leaving = (
-            time.monotonic()
-        )  # workers have exited by now, and the fabric is removed next
+    def _start_telemetry(self, stack: ExitStack) -> Recorder | None:
+        if not self.options.telemetry.enabled:
+            return None
+        try:
+            return stack.enter_context(Recorder(self._fabric, self.options.telemetry))
+        except KernelError as error:
+            logger.warning("the kernel's part is not measured: %s", error)
+            return None
 
     def _open(self, stack: ExitStack, name: str, group: int) -> None:
         options, directory = self.options, self._fabric.directory
@@ -155,6 +183,7 @@ class Session:
         """Call a function in all ranks of a backend, with the same arguments or a list with those
         of each rank.
         """
+        name = backend_of(name)
         workers = self._names[name]
         each = (
             arguments
@@ -174,15 +203,17 @@ class Session:
 
         Backends take turns within a size, so that a drift in the machine's speed affects all alike.
         What comes before a turn (attaching and detaching the switches' programs, and the warm-up)
-        is not timed.
+        is not timed. With telemetry, each turn is followed, or every second time preceded, by one
+        that is observed, whose times count for the overhead only.
 
         :param progress: Told what is going on.
         """
         for size in self.options.sizes:
             absmax = self._prepare(size, progress)
-            turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.backends}
+            turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.labels}
+            watched: dict[str, list[tuple[list[Turn], Profile]]] = {name: [] for name in turns}
             for number, iterations in enumerate(self.options.turns):
-                for name in self.options.backends:
+                for name in self.options.labels:
                     progress(f"{size} B, turn {number + 1} of {len(self.options.turns)}: {name}")
                     self._set_datapath(name)
                     arguments = {
@@ -190,11 +221,37 @@ class Session:
                         "warmup": self.options.warmup,
                         "absmax": absmax,
                     }
+                    if self._recorder and number % 2:
+                        watched[name].append(self._watch(self._recorder, name, arguments))
                     turns[name].append(self._call(calls.run_turn, name, arguments))
-            for name in self.options.backends:
-                progress(f"{size} B, system calls: {name}")
+                    if self._recorder and not number % 2:
+                        watched[name].append(self._watch(self._recorder, name, arguments))
+            bound = self._copy(progress, size)
+            for name in self.options.labels:
+                progress(f"{size} B, counting: {name}")
                 self._set_datapath(name)
-                yield make_row(name, size, turns[name], self._syscalls(name))
+                counted = self._count_all(name, arguments) if watched[name] else None
+                observed = counted and Observed.of(watched[name], *counted)
+                yield make_row(name, size, turns[name], self._syscalls(name), observed, bound)
+
+    def _copy(self, progress: Callable[[str], None], size: int) -> float:
+        """Seconds in which all ranks at once copy a tensor, the median."""
+        progress(f"{size} B, copying")
+        copied = self._call(calls.copy_turn, self.options.backends[0], {"iterations": COPIES})
+        return float(np.median(times_of(copied)))
+
+    def _count_all(self, name: str, arguments: dict[str, Any]) -> tuple[Profile, int]:
+        assert self._recorder
+        with self._recorder.on("counts"):
+            self._call(calls.run_turn, name, {**arguments, "absmax": None})
+            return self._recorder.take(), arguments["warmup"] + arguments["iterations"]
+
+    def _watch(
+        self, recorder: Recorder, name: str, arguments: dict[str, Any]
+    ) -> tuple[list[Turn], Profile]:
+        with recorder.on("samples"):
+            turn = self._call(calls.run_turn, name, arguments)
+            return turn, recorder.take(windows_of(turn))
 
     def _prepare(self, size: int, progress: Callable[[str], None]) -> float | None:
         """Make the inputs and the reference; returns the largest magnitude of any element, None
@@ -216,8 +273,10 @@ class Session:
         return absmax if self.options.check else None
 
     def _set_datapath(self, name: str) -> None:
-        if self._fabric.datapath != BACKENDS[name].needs:
-            set_datapath(self._fabric, BACKENDS[name].needs)
+        needs = BACKENDS[backend_of(name)].needs
+        if self._fabric.datapath != needs:
+            set_datapath(self._fabric, needs)
+        self._fabric.limit_sockets(SOCKETS_MTU if name != backend_of(name) else None)
 
     def _syscalls(self, name: str) -> list[int] | None:
         try:

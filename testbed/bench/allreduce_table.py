@@ -5,15 +5,15 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.bench.row import Row, algbw, busbw
+from testbed.bench.row import Row, algbw, backend_of, busbw
 from testbed.core.numbers import format_size
 from testbed.host.machine import caution
 
-__all__ = ["environment_lines", "header_lines", "row_line", "summary_lines"]
+__all__ = ["bound_lines", "environment_lines", "header_lines", "row_line", "summary_lines"]
 
 # name, unit, width
 _COLUMNS = [
-    ("backend", "", -10),
+    ("backend", "", -13),
     ("size", "(B)", 11),
     ("count", "(elements)", 10),
     ("type", "", 6),
@@ -42,8 +42,8 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     """One ``#`` line per key, and one more where the machine was busy."""
     width = max(map(len, environment), default=0)
     lines = [f"# {key:<{width}}  {_text(value)}" for key, value in environment.items()]
-    warning = caution(environment["load_average"], environment["cpus"])
-    return [*lines, f"# {warning}"] if warning else lines
+    busy = caution(environment["load_average"], environment["cpus"])
+    return [*lines, f"# {busy}"] if busy else lines
 
 
 def _text(value: Any) -> str:
@@ -93,12 +93,24 @@ def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
     lines = []
     for size in dict.fromkeys(row.size for row in rows if row.size and row.hosts > 1):
         here = [row for row in rows if row.size == size]
-        sockets = [row for row in here if needs[row.backend] == "sockets"]
+        sockets = [row for row in here if needs[backend_of(row.backend)] == "sockets"]
         best = min(sockets, key=lambda row: row.median, default=None)
         lines += [
             f"#   {format_size(size):>6}  {best.median / row.median:5.2f}x  "
             f"{row.backend} {row.median * 1e6:.1f} us, {best.backend} {best.median * 1e6:.1f} us"
             for row in here
-            if best and needs[row.backend] != "sockets"
+            if best and needs[backend_of(row.backend)] != "sockets"
         ]
     return ["# Against the best socket baseline, medians:", *lines] if lines else []
+
+
+def bound_lines(rows: Sequence[Row]) -> list[str]:
+    """Compare the largest tensor's times with that of copying it, which no all-reduce can beat."""
+    size = max((row.size for row in rows), default=0)
+    lines = [
+        f"#   {format_size(size):>6}  {row.median / row.bound:5.2f}x  "
+        f"{row.backend} {row.median * 1e6:.1f} us, copying {row.bound * 1e6:.1f} us"
+        for row in rows
+        if row.size == size and row.bound
+    ]
+    return ["# Over the time in which all ranks at once copy the tensor:", *lines] if lines else []

@@ -17,11 +17,20 @@ from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
 from testbed.collectives.registry import open_backend
 from testbed.comm.backend import Backend, Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
 
-__all__ = ["close_rank", "count_syscalls", "make_input", "open_rank", "prepare_size", "run_turn"]
+__all__ = [
+    "close_rank",
+    "copy_turn",
+    "count_syscalls",
+    "make_input",
+    "open_rank",
+    "prepare_size",
+    "run_turn",
+]
 
 BLOCK = 1 << 16  # elements per draw of the generator
 
@@ -154,6 +163,21 @@ def run_turn(
         sent = bench.backend.counters() - before
     wrong = 0 if absmax is None else _wrong(bench, bench.backend.error_bound(absmax))
     return Turn(tuple(starts), tuple(ends), sent, wrong)
+
+
+def copy_turn(context: WorkerContext, name: str, iterations: int) -> Turn:
+    """Copy the input to the buffer that all-reduces work on, all ranks at once: what reading and
+    writing a tensor once takes on this machine.
+    """
+    bench = context.state(Benches)[name]
+    starts, ends, clock = [], [], time.monotonic
+    with bench.barrier as barrier, _collector_off():
+        for _ in range(iterations):
+            barrier.wait()
+            starts.append(clock())
+            np.copyto(bench.buffer, bench.source)
+            ends.append(clock())
+    return Turn(tuple(starts), tuple(ends), Counters(), 0)
 
 
 def _wrong(bench: Bench, bound: float) -> int:

@@ -16,6 +16,7 @@ from testbed.bench.row import Turn
 from testbed.comm.group import Lanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.options import HaloChoice
 from testbed.exchange.registry import open_exchange
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
@@ -80,13 +81,21 @@ def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
     )
 
 
-def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int, lanes: Lanes) -> None:
-    """Make a rank's inputs, and the results that it must get."""
+def prepare_case(
+    context: WorkerContext, halo: Halo, dim: int, seed: int, lanes: Lanes, choice: HaloChoice
+) -> None:
+    """Make a rank's inputs, and the results that it must get.
+
+    :param halo: Without partial sums.
+    :param choice: What travels. A partial sum weighs less than twice its number of summands
+        (`testbed.exchange.pinch.partial_sums`).
+    """
     x = make_rows(seed, halo.owned, dim)
     received = make_rows(seed, np.concatenate(halo.sources), dim).astype(np.float64)
     shape = halo.num_owned, halo.num_halo
     exact = csr_array((np.ones(len(halo.indices)), halo.indices, halo.indptr), shape) @ received
-    tolerance = TOLERANCES[lanes] * (1 + np.diff(halo.indptr)[:, None])
+    summands = np.diff(halo.indptr)[:, None] * (2 if choice == "cover" else 1)
+    tolerance = TOLERANCES[lanes] * (1 + summands)
     context.keep(Work((x, -x), np.empty_like(x), exact, tolerance))
 
 

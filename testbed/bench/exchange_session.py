@@ -13,13 +13,13 @@ import numpy as np
 from testbed.bench import exchange_calls as calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Turn
-from testbed.collectives.registry import check_mtu
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError, TestbedError
 from testbed.datapath import set_datapath
+from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.options import ExchangeOptions, ExchangeTerms
@@ -27,6 +27,7 @@ from testbed.exchange.registry import EXCHANGES, modules_of
 from testbed.fabric import Fabric
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
 from testbed.worker import Workers
 
 __all__ = ["Case", "Measured", "Options", "Session"]
@@ -206,7 +207,8 @@ class Session(Stacked):
         """
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
-        inputs = {"dim": case.dim, "seed": options.seed, "lanes": options.terms.lanes}
+        terms = options.terms
+        inputs = {"dim": case.dim, "seed": options.seed, "lanes": terms.lanes, "choice": terms.halo}
         self._call(calls.prepare_case, [{"halo": halo, **inputs} for halo in case.halos])
         self._ranks = len(case.halos)
         for name in names:
@@ -229,9 +231,11 @@ class Session(Stacked):
     def _open(self, name: str, case: Case) -> None:
         groups, terms = self._make_groups(), self.options.terms.only(ExchangeTerms)
         barrier = str(self._fabric.directory / f"barrier-{self._groups}")
+        covered = self.options.terms.halo == "cover"
+        halos = cover_halos(case.halos) if covered else case.halos
         specs = [
             ExchangeSpec(group, halo, case.dim, exponent=case.exponent, **terms)
-            for group, halo in zip(groups, case.halos, strict=True)
+            for group, halo in zip(groups, halos, strict=True)
         ]
         self._call(
             calls.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs]

@@ -12,8 +12,8 @@ from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.registry import BACKENDS, check_mtu, modules_of
-from testbed.comm.backend import Counters
+from testbed.collectives.registry import BACKENDS, modules_of
+from testbed.comm.collective import Counters
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.closing import Stacked
@@ -26,6 +26,7 @@ from testbed.faults.rules import Drop
 from testbed.host.estimates import allowance
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
 from testbed.worker import Workers
 
 __all__ = ["VARIANTS", "Options", "Session"]
@@ -89,7 +90,7 @@ class Options:
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: must be 1 to 600 seconds")
         backends = [VARIANTS[name][0] for name in self.variants]
-        check_mtu(self.plan.mtu, backends, "--mtu")
+        check_mtu(self.plan.mtu, backends, "--mtu", BACKENDS)
         check_room(self.size, len(self.plan.hosts), backends, allowance(), "--size")
 
     @property

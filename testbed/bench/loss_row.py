@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.faults.identity import KINDS
 from testbed.faults.rule_table import Action
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from testbed.comm.backend import Counters
+from testbed.bench.observed import Observed, Turn, times_of
+from testbed.comm.collective import Counters
 
-__all__ = ["MAX_ITERATIONS", "Row", "Turn", "algbw", "busbw", "make_row"]
+__all__ = ["MAX_ITERATIONS", "Row", "Turn", "algbw", "backend_of", "busbw", "make_row"]
 
 MAX_ITERATIONS = 1_000_000  # of a row: each is remembered
 
@@ -29,25 +30,21 @@ def busbw(size: int, seconds: float, ranks: int) -> float:
     return algbw(size, seconds) * 2 * (ranks - 1) / ranks
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One rank's results of a turn of several iterations.
-
-    :param starts: CLOCK_MONOTONIC at the start of each iteration, seconds.
-    :param ends: At its end.
-    :param sent: Counters of all iterations together.
-    :param wrong: Elements of the last iteration's result whose error exceeds the backend's bound.
-    """
-
-    starts: tuple[float, ...]
-    ends: tuple[float, ...]
-    sent: Counters
-    wrong: int
+def backend_of(label: str) -> str:
+    """The name of the backend of a row."""
+    return label.partition("@")[0]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One backend at one size; times in seconds, counts summed over all ranks."""
+    """One backend at one size; times in seconds, counts summed over all ranks.
+
+    :param backend: Its name; with ``@`` and an MTU where its packets were smaller than the links
+        allow.
+    :param bound: Median time in which all ranks at once copy a tensor, which no all-reduce can
+        beat: it reads its input, and writes its result.
+    :param overhead: By what share telemetry makes an iteration longer; None without it.
+    """
 
     backend: str
     hosts: int
@@ -58,6 +55,9 @@ class Row:
     wire_bytes: int
     retransmissions: int
     syscalls_per_rank: float | None
+    observed: Observed | None = None
+    bound: float | None = None
+    overhead: float | None = None
 
     @property
     def median(self) -> float:
@@ -73,6 +73,7 @@ class Row:
 
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The row for the JSON file."""
+        telemetry = self.observed and {"overhead": self.overhead, **self.observed.to_dict()}
         return {
             "backend": self.backend,
             "hosts": self.hosts,
@@ -94,30 +95,32 @@ class Row:
             "wire_bytes": self.wire_bytes,
             "retransmissions": self.retransmissions,
             "syscalls_per_rank": self.syscalls_per_rank,
+            "copy_us": None if self.bound is None else round(self.bound * 1e6, 3),
+            **({"telemetry": telemetry} if telemetry else {}),
         }
 
 
 def make_row(
-    backend: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
+    backend: str,
+    size: int,
+    turns: Sequence[Sequence[Turn]],
+    syscalls: Sequence[int] | None,
+    observed: Observed | None = None,
+    bound: float | None = None,
 ) -> Row:
     """Combine the turns of all ranks.
 
-    An iteration's time is from the first rank's start to the last rank's end. Packets and bytes are
+    Times are those of `times_of`. Packets and bytes are
     those of one all-reduce: the mean over iterations of the sum over ranks. The other counts are
     sums over both.
 
     :param turns: By turn, then by rank.
     :param syscalls: Of one all-reduce, by rank; None where they could not be counted.
+    :param observed: Turns with telemetry, if there were any.
+    :param bound: As of `Row`.
     """
-    times = [
-        max(ends) - min(starts)
-        for ranks in turns
-        for starts, ends in zip(
-            zip(*(turn.starts for turn in ranks), strict=True),
-            zip(*(turn.ends for turn in ranks), strict=True),
-            strict=True,
-        )
-    ]
+    plain = [times_of(ranks) for ranks in turns]
+    times = [time for turn in plain for time in turn]
     sent = sum((turn.sent for ranks in turns for turn in ranks), Counters())
     return Row(
         backend=backend,
@@ -129,4 +132,18 @@ def make_row(
         wire_bytes=round(sent.wire_bytes / len(times)),
         retransmissions=sent.retransmissions,
         syscalls_per_rank=None if syscalls is None else round(sum(syscalls) / len(syscalls), 1),
+        observed=observed,
+        bound=bound,
+        overhead=_overhead(plain, observed.times) if observed else None,
     )
+
+
+def _overhead(plain: Sequence[Sequence[float]], observed: Sequence[Sequence[float]]) -> float:
+    """The median, over pairs of turns that follow each other, of the ratio of their medians, less
+    1: what changes from pair to pair, such as other work on the machine, has no part in it.
+    """
+    ratios = [
+        np.median(with_) / np.median(without)
+        for with_, without in zip(observed, plain, strict=True)
+    ]
+    return float(np.median(ratios)) - 1

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli import bench_exchange, flags, options
+from testbed.cli import bench_exchange, bench_sim, flags, options
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.numbers import Real, Whole
 from testbed.plan import FabricOptions
+from testbed.telemetry.options import TelemetryOptions
 
 __all__ = ["register"]
 
@@ -37,6 +38,7 @@ EPILOG = options.examples(
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     bench_exchange.register(bench)
+    bench_sim.register(bench)
     app.add_typer(bench, name="bench")
 
 
@@ -92,6 +94,9 @@ def allreduce(
     collective: Annotated[CollectiveOptions, flags.Of()] = CollectiveOptions(
         lanes="int16", affinity="rank"
     ),
+    telemetry: Annotated[
+        TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
+    ] = TelemetryOptions(),
     seed: options.Seed = 0,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
@@ -103,6 +108,7 @@ def allreduce(
     """
     from testbed.bench import allreduce as controller
     from testbed.bench import allreduce_table as table
+    from testbed.bench import telemetry_table
     from testbed.bench.sizes import parse_size, size_series
     from testbed.collectives.registry import check_names
     from testbed.core.errors import CollectiveError, SpecError
@@ -119,6 +125,7 @@ def allreduce(
         check=bool(check),
         collective=collective,
         seed=seed,
+        telemetry=telemetry,
     )
     require_root()
     # With the JSON on stdout, the table goes to stderr.
@@ -136,6 +143,8 @@ def allreduce(
         clear_progress()
     session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
     for line in table.summary_lines(rows, {name: entry.needs for name, entry in BACKENDS.items()}):
+        say(line)
+    for line in [*table.bound_lines(rows), *telemetry_table.lines(rows)]:
         say(line)
     up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
     say(f"# fabric up in {up} s, down in {down} s")

@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -30,9 +30,16 @@ class Of:
     parameter's default provides theirs.
 
     :param omit: Keys without a flag.
+    :param names: Flags that are called otherwise than their keys, as pairs of a key and its flag's
+        name.
     """
 
     omit: tuple[str, ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+
+    def name(self, key: str) -> str:
+        """Return a key's name as a parameter of the verb."""
+        return dict(self.names).get(key, key)
 
 
 def flag(key: str) -> str:
@@ -48,7 +55,7 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
         and what it must be.
     """
     signature = inspect.signature(verb, eval_str=True)
-    models: dict[str, tuple[Table, list[str]]] = {}
+    models: dict[str, tuple[Table, dict[str, str]]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         found = [
@@ -60,23 +67,32 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter)
             continue
         default: Table = parameter.default
-        keys = [key for key in type(default).model_fields if key not in found[0].omit]
-        models[name] = default, keys
+        fields = type(default).model_fields
+        names = {key: found[0].name(key) for key in fields if key not in found[0].omit}
+        models[name] = default, names
         parameters += [
-            _parameter(key, type(default).model_fields[key], getattr(default, key)) for key in keys
+            _parameter(called, fields[key], getattr(default, key)) for key, called in names.items()
         ]
 
     @functools.wraps(verb)
     def expanded(**given: Any) -> None:
         made = {}
-        for name, (default, keys) in models.items():
-            values = {**default.model_dump(), **{key: given.pop(key) for key in keys}}
-            made[name] = checked(type(default), values, lambda place: f"{flag(str(place[0]))}:")
+        for name, (default, names) in models.items():
+            values = {
+                **default.model_dump(),
+                **{key: given.pop(called) for key, called in names.items()},
+            }
+            made[name] = checked(type(default), values, _place_writer(names))
         verb(**given, **made)
 
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def _place_writer(names: dict[str, str]) -> Callable[[Sequence[str | int]], str]:
+    """Return what writes the start of an error: the flag of the key that it is about."""
+    return lambda place: f"{flag(names.get(str(place[0]), str(place[0])))}:"
 
 
 def _parameter(key: str, field: FieldInfo, default: Any) -> inspect.Parameter:

@@ -78,6 +78,12 @@ def run(
     seed: Annotated[
         int | None, typer.Option("--seed", parser=options.WHOLE, help="Override scenario.seed.")
     ] = None,
+    telemetry: Annotated[
+        bool,
+        typer.Option(
+            "--telemetry", help="Measure where CPU time goes: sets telemetry.enabled = true."
+        ),
+    ] = False,
     faults: Faults = None,
     fault_seed: FaultSeed = None,
     json: options.JsonFlag = False,
@@ -92,7 +98,8 @@ def run(
     """
     from testbed.scenario import load_scenario
 
-    scenario = load_scenario(path, settings or (), seed, faults or (), fault_seed)
+    settings = [*(settings or ()), *(["telemetry.enabled=true"] if telemetry else ())]
+    scenario = load_scenario(path, settings, seed, faults or (), fault_seed)
     out = out or default_folder(scenario)
 
     from testbed.host.rights import require_root
@@ -105,7 +112,7 @@ def run(
     from testbed.results import RunFolder
 
     command = ["testbed", "run", str(path)]
-    for setting in settings or ():
+    for setting in settings:
         command += ["--set", setting]
     if seed is not None:
         command += ["--seed", str(seed)]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testbed.comm.entry import Entry, entry_of
 from testbed.core.errors import SpecError
 from testbed.core.registry import Registry, load
-from testbed.plan import MAX_XDP_MTU, MIN_MTU
 
 if TYPE_CHECKING:
     from testbed.comm.backend import Backend
     from testbed.comm.group import GroupSpec
     from testbed.worker import WorkerContext
 
-__all__ = ["BACKENDS", "check_mtu", "check_names", "modules_of", "open_backend"]
+__all__ = ["BACKENDS", "check_names", "modules_of", "open_backend"]
 
 
 BACKENDS: Registry[Entry] = Registry(
@@ -61,21 +60,6 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     if not chosen:
         raise SpecError(f"no backend given: must be one or more of {', '.join(BACKENDS)}")
     return chosen
-
-
-def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] = BACKENDS) -> None:
-    """Check that a fabric's MTU suits its backends.
-
-    :param key: The option or scenario key that set the MTU, for the error.
-    :param registry: The registry of their names.
-    :raises SpecError: It leaves no room for XDP, which one of them needs.
-    """
-    for name in names:
-        if registry[name].in_kernel and mtu > MAX_XDP_MTU:
-            raise SpecError(
-                f"{key}: {mtu}: must be {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs"
-                " native XDP"
-            )
 
 
 def modules_of(names: Iterable[str]) -> list[str]:

@@ -17,11 +17,13 @@ import numpy as np
 from testbed import native
 from testbed.collectives.neighbours import Neighbours, Side
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Backend, Counters, Datapath, Tensor
+from testbed.comm.backend import Backend, Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
 from testbed.kernel.abi import Struct, constant
+from testbed.plan import Datapath
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext

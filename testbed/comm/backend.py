@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.comm.arrays import check_array
+from testbed.comm.collective import Collective
 from testbed.comm.group import GroupSpec
-from testbed.core.closing import Closing
 from testbed.core.errors import SpecError
 
-if TYPE_CHECKING:
-    from testbed.worker import WorkerContext
+__all__ = ["PHASES", "Backend", "Tensor", "float32_sum_bound"]
 
-__all__ = ["PHASES", "Backend", "Counters", "Datapath", "Tensor", "float32_sum_bound"]
-
-Datapath = Literal["xdp", "sockets"]
 Tensor = NDArray[np.float32]
 
 PHASES = ("quantize", "communicate", "wait", "dequantize")
 """The parts of a collective's time. A backend leaves parts at zero that it does not have or cannot
 measure.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What this rank has sent since the backend was connected.
-
-    :param packets: Frames. For sockets these are what the network device counts: with TSO one
-        "packet" is a super-packet of up to 64 KiB.
-    :param wire_bytes: Bytes of these frames with their Ethernet headers.
-    :param retransmissions: Retransmitted frames (sockets: TCP segments).
-    """
-
-    packets: int = 0
-    wire_bytes: int = 0
-    retransmissions: int = 0
-
-    def __add__(self, other: Counters) -> Counters:
-        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def __sub__(self, other: Counters) -> Counters:
-        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
 
 def float32_sum_bound(absmax: float, ranks: int) -> float:
@@ -60,33 +33,10 @@ def float32_sum_bound(absmax: float, ranks: int) -> float:
     return k / (1 - k) * ranks * absmax
 
 
-class Backend(Closing):
-    """An all-reduce among the ranks of one group. One thread at a time uses a backend; `close` is
-    not collective.
+class Backend(Collective[GroupSpec]):
+    """An all-reduce among the ranks of one group. One thread at a time uses a backend."""
 
-    :param context: The worker that the rank runs in.
-    :param spec: The group, as this rank sees it.
-    """
-
-    name: ClassVar[str]
-    needs: ClassVar[Datapath] = "sockets"
-
-    def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
-        self.context = context
-        self.spec = spec
-        self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Seconds that collectives have spent in each of `PHASES` since the start."""
-        return self._phases
-
-    @abstractmethod
-    def connect(self) -> None:
-        """Connect to the other ranks; all ranks call it.
-
-        :raises CollectiveError: A rank did not connect within the timeout; the text names it.
-        """
+    PHASES = PHASES
 
     def all_reduce(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """Sum `tensor` over all ranks; all ranks call it with the same shape.
@@ -127,10 +77,6 @@ class Backend(Closing):
     @abstractmethod
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         """Implement `all_reduce` for checked, flat arrays of equal length, which may be 0."""
-
-    @abstractmethod
-    def counters(self) -> Counters:
-        """What this rank has sent since `connect`, cumulative."""
 
     def error_bound(self, absmax: float) -> float:
         """Largest absolute error of an element of the sum, if no rank's element exceeds `absmax` in

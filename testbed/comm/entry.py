@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from testbed.comm.backend import Datapath
+    from testbed.plan import Datapath
 
 __all__ = ["Entry", "entry_of"]
 

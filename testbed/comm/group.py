@@ -66,7 +66,7 @@ class GroupSpec(CollectiveOptions):
     members: tuple[Member, ...]
     mtu: int = Field(default=1500, ge=MIN_MTU, le=MAX_MTU)
     capacity: int = Field(default=16 << 20, ge=0, lt=1 << 31)
-    yields: int = Field(default=64, ge=0, le=10_000)
+    yields: int = Field(default=256, ge=0, le=10_000)
     rendezvous: str = ""
 
     def __init__(self, **values: Any) -> None:

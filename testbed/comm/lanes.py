@@ -43,9 +43,16 @@ class NativeLanes:
         return int(_library().exponent_for(self._address, int(np.float32(absmax).view(np.uint32))))
 
     def quantize(
-        self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int
+        self,
+        values: int,
+        count: int,
+        out: int,
+        stride: int,
+        per_chunk: int,
+        records: int,
+        exponent: int,
     ) -> float:
-        """Quantize into chunks of ``per_chunk`` lanes and a word.
+        """Quantize into chunks of ``per_chunk`` lanes and a word, ``stride`` bytes apart.
 
         The extra word of each full chunk becomes its check, and the sum of all its words goes into
         its record.
@@ -53,7 +60,9 @@ class NativeLanes:
         :returns: The largest magnitude.
         """
         return _as_float(
-            _library().quantize(self._address, values, count, out, per_chunk, records, exponent)
+            _library().quantize(
+                self._address, values, count, out, stride, per_chunk, records, exponent
+            )
         )
 
     def seal(self, chunk: int, length: int, record: int) -> None:
@@ -62,11 +71,15 @@ class NativeLanes:
         """
         _library().seal(chunk, length, record)
 
-    def dequantize(self, sums: int, count: int, per_chunk: int, out: int, exponent: int) -> int:
+    def dequantize(
+        self, sums: int, count: int, stride: int, per_chunk: int, out: int, exponent: int
+    ) -> int:
         """Convert sums in chunks to ``count`` float32, up to the first chunk that fails its check;
         return the number of chunks converted.
         """
-        return int(_library().dequantize(self._address, sums, count, per_chunk, out, exponent))
+        return int(
+            _library().dequantize(self._address, sums, count, stride, per_chunk, out, exponent)
+        )
 
 
 @cache
@@ -76,13 +89,14 @@ def _library() -> ctypes.CDLL:
     library.absmax.argtypes, library.absmax.restype = [pointer, size], ctypes.c_uint32
     library.find_nonfinite.argtypes, library.find_nonfinite.restype = [pointer, size], size
     library.exponent_for.argtypes, library.exponent_for.restype = [own, ctypes.c_uint32], integer
-    library.quantize.argtypes = [own, pointer, size, pointer, size, pointer, integer]
+    library.quantize.argtypes = [own, pointer, size, pointer, size, size, pointer, integer]
     library.quantize.restype = ctypes.c_uint32
     library.seal.argtypes, library.seal.restype = [pointer, size, pointer], None
     library.dequantize.argtypes, library.dequantize.restype = (
         [
             own,
             pointer,
+            size,
             size,
             size,
             pointer,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.core.errors import FabricError
 
 __all__ = ["read_counters"]

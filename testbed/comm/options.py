@@ -50,8 +50,8 @@ class CollectiveOptions(GroupOptions):
         default="upstream",
         description=(
             "which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the"
-            " result or by starting the chunk over; or upstream, the rank before, with its input,"
-            " partial sum or result"
+            " result or by starting the chunk over; or upstream, the previous rank, with its"
+            " input, partial sum or result"
         ),
     )
     reorder_threshold: int = Field(
@@ -61,6 +61,32 @@ class CollectiveOptions(GroupOptions):
         description=(
             "later frames of a stream after which xdp-ring nacks a missing one in the kernel; 0:"
             " only the timer does"
+        ),
+    )
+    chunk: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description=(
+            "maximum bytes of lanes in a frame of xdp-ring, rounded down to whole blocks of 64; 0:"
+            " what the MTU allows"
+        ),
+    )
+    tokens: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description=(
+            "jumbo frames in flight per rank of xdp-ring; 0: one up to 512 KiB of lanes, two beyond"
+        ),
+    )
+    slice: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 31,
+        description=(
+            "bytes of lanes that xdp-ring quantizes while the ones before them circulate; 0: an"
+            " eighth of the tensor, at least 1 MiB"
         ),
     )
     on_overflow: OnOverflow = Field(

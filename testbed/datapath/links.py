@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from testbed.core.errors import FabricError, SpecError
 from testbed.datapath import dispatcher, switch
-from testbed.plan import MAX_XDP_MTU
 from testbed.worker import Workers
 
 if TYPE_CHECKING:
-    from testbed.fabric import Datapath, Fabric
+    from testbed.fabric import Fabric
+    from testbed.plan import Datapath
 
 __all__ = ["set_datapath"]
 
@@ -24,14 +24,10 @@ def set_datapath(fabric: Fabric, kind: Datapath) -> None:
 
     :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs. Or
         faults are in force.
-    :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
+    :raises SpecError: ``kind`` is unknown.
     """
     if kind not in ("xdp", "sockets"):
         raise SpecError(f"datapath: {kind!r} is unknown: must be one of xdp, sockets")
-    if kind == "xdp" and fabric.plan.mtu > MAX_XDP_MTU:
-        raise SpecError(
-            f"mtu: {fabric.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}"
-        )
     workers = Workers.of(fabric)
     if fabric.faults:
         raise FabricError("the datapath cannot be changed while faults are in force")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.comm.netdev import read_counters
 from testbed.comm.process_group import check_rendezvous, explain, make_process_group
 from testbed.core.errors import CollectiveError

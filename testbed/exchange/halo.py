@@ -11,7 +11,32 @@ from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
 
-__all__ = ["Halo", "make_halos"]
+__all__ = ["Halo", "Sums", "make_halos"]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The rows that one rank sends, each a sum (weighted sum, maximum) over its own vertices; see
+    `testbed.exchange.cover`.
+
+    :param indptr: int64, shape (m + 1,): row i is made of the vertices at the positions
+        ``indices[indptr[i]:indptr[i + 1]]``.
+    :param indices: int32: positions.
+    :param weights: float32, one per entry of `indices`, or None.
+    :param numbers: int64, shape (m,): how other ranks call these rows, ascending: the row of a
+        single vertex by that vertex, and a partial sum by a number that no other row has.
+    :param reach: float64, shape (m,): sum of the magnitudes of each row's weights.
+    :param halo_summands: int64, shape (h,): how many vertices of other ranks each halo row sums up.
+    :param halo_reach: float64, shape (h,): `reach` of each halo row.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32] | None
+    numbers: NDArray[np.int64]
+    reach: NDArray[np.float64]
+    halo_summands: NDArray[np.int64]
+    halo_reach: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -21,6 +46,9 @@ class Halo:
     Positions number the rank's own vertices, 0..n-1, in ascending order of their numbers in the
     graph. Halo vertices are neighbours that others own, numbered 0..h-1: those of rank 0 first, and
     each rank's in ascending order.
+
+    With `sums`, ranks send rows of these instead of vertices: then `sends`, `positions` and `sizes`
+    refer to rows of `sums`, and `sources` and halo vertices are rows of other ranks.
 
     :param rank: This rank, of `world`.
     :param owned: int64, shape (n,): the rank's vertices, ascending.
@@ -37,6 +65,7 @@ class Halo:
     :param local_indptr: int64, shape (n + 1,): the same for neighbours that this rank owns.
     :param local_indices: int32: positions.
     :param local_weights: float32, one per entry of `local_indices`, or None.
+    :param sums: What this rank sends if not the rows of its vertices.
     """
 
     rank: int
@@ -52,11 +81,17 @@ class Halo:
     local_indptr: NDArray[np.int64]
     local_indices: NDArray[np.int32]
     local_weights: NDArray[np.float32] | None
+    sums: Sums | None = None
 
     @property
     def num_owned(self) -> int:
         """Number of vertices that this rank owns."""
         return len(self.owned)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """What other ranks call the rows that this rank may send, by position."""
+        return self.owned if self.sums is None else self.sums.numbers
 
     @property
     def num_halo(self) -> int:

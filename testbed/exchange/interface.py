@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.comm.arrays import check_array
-from testbed.comm.backend import Counters, Datapath
+from testbed.comm.collective import Collective
 from testbed.comm.group import GroupSpec
-from testbed.core.closing import Closing
 from testbed.core.errors import SpecError
 from testbed.core.tables import checked, path_of
-from testbed.exchange.options import ExchangeTerms, Processing
+from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.options import Adder, ExchangeTerms, Processing
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
@@ -56,7 +57,7 @@ class ExchangeSpec:
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
-    :param bound: Of `ExchangeTerms`, as are `staleness` and `processing`.
+    :param bound: Of `ExchangeTerms`, as are `staleness`, `processing` and `aggregate`.
     :param exponent: All ranks' magnitudes are below ``2**exponent``, so ranks need not agree on a
         scale; larger ones are an error (pinch). None: ranks agree every time.
     :raises SpecError: A field is out of range.
@@ -70,6 +71,7 @@ class ExchangeSpec:
     staleness: int = 10
     exponent: int | None = None
     processing: Processing = "pinned"
+    aggregate: Adder = "kernel"
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:
@@ -81,6 +83,11 @@ class ExchangeSpec:
                 "exchange: bound: aggregation must be sum or weighted, since a maximum cannot be"
                 " taken back"
             )
+        if self.bound is not None and self.aggregate == "process":
+            raise SpecError(
+                "exchange: bound: aggregate must be kernel, where sums stay from one exchange to"
+                " the next"
+            )
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': needs a halo with weights")
         if self.exponent is not None and (
@@ -91,33 +98,19 @@ class ExchangeSpec:
             )
 
 
-class Exchange(Closing):
-    """One rank's end. All ranks call `connect` and `aggregate` together; `close` is not collective.
+class Exchange(Collective[ExchangeSpec]):
+    """One direction of one layer; all ranks call `connect` and `aggregate` together."""
 
-    :param context: The worker that the rank runs in.
-    :param spec: The exchange, as this rank sees it.
-    """
-
-    name: ClassVar[str]
-    needs: ClassVar[Datapath] = "sockets"
+    PHASES = PHASES
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
-        self.context = context
-        self.spec = spec
-        self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Seconds spent in each of `PHASES` since the start."""
-        return self._phases
-
-    @abstractmethod
-    def connect(self) -> None:
-        """Connect to the other ranks; all ranks call it.
-
-        :raises CollectiveError: A rank did not connect within the group's timeout; the text names
-            it.
-        """
+        super().__init__(context, spec)
+        sums = spec.halo.sums
+        if sums is not None:
+            self._forms = Adjacency(
+                sums.indptr, sums.indices, sums.weights, spec.dim, spec.aggregation
+            )
+            self._rows = np.empty((len(sums.numbers), spec.dim), np.float32)
 
     def aggregate(self, x: Embeddings, out: Embeddings | None = None) -> Embeddings:
         """Aggregate what this rank's vertices receive from their neighbours on other ranks; all
@@ -140,16 +133,22 @@ class Exchange(Closing):
         check_array("aggregate", "out", out, shape, written=True)
         if np.may_share_memory(out, x):
             raise SpecError("aggregate: out overlaps x: must be memory of its own")
-        self._aggregate(np.asarray(x), np.asarray(out))
+        rows = np.asarray(x)
+        if self.spec.halo.sums is not None:
+            started = time.perf_counter()
+            self._forms.aggregate(rows, self._rows)
+            self._phases["aggregate"] += time.perf_counter() - started
+            rows = self._rows
+        self._aggregate(rows, np.asarray(out))
         return out
 
     @abstractmethod
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
-        """Implement `aggregate` for checked arrays."""
+        """Implement `aggregate` for checked arrays.
 
-    @abstractmethod
-    def counters(self) -> Counters:
-        """What this rank has sent since `connect`, cumulative."""
+        :param x: The rows to which the halo's positions refer: `Halo.sums` of the embeddings, or
+            the embeddings themselves.
+        """
 
     def measures(self) -> dict[str, float]:
         """Further counts of this exchange, cumulative since `connect`, by metric:

@@ -89,7 +89,7 @@ class Mesh(Closing):
         self._call = native.load("mesh").mesh_exchange
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._peers = np.zeros(len(self._ranks), dtype("mesh_peer"))
-        self._positions = _positions(halo.owned) if pull else np.empty(0, np.int32)
+        self._positions = _positions(halo.numbers) if pull else np.empty(0, np.int32)
         row_bytes = 4 * spec.dim
         self._mesh = Struct(
             "mesh",
@@ -215,8 +215,8 @@ class Mesh(Closing):
         self._open.close()
 
 
-def _positions(owned: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The position of each vertex up to the last owned one; -1: another rank's."""
-    positions = np.full(int(owned[-1]) + 1 if len(owned) else 0, -1, np.int32)
-    positions[owned] = np.arange(len(owned), dtype=np.int32)
+def _positions(numbers: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The position of each row up to the last one of this rank; -1: another rank's."""
+    positions = np.full(int(numbers[-1]) + 1 if len(numbers) else 0, -1, np.int32)
+    positions[numbers] = np.arange(len(numbers), dtype=np.int32)
     return positions

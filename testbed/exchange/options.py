@@ -9,9 +9,23 @@ from pydantic import Field
 from testbed.comm.options import GroupOptions, Window
 from testbed.core.tables import Table
 
-__all__ = ["ExchangeOptions", "ExchangeTerms", "Processing"]
+__all__ = ["Adder", "ExchangeOptions", "ExchangeTerms", "HaloChoice", "HaloOptions", "Processing"]
 
 Processing = Literal["spread", "pinned"]
+Adder = Literal["kernel", "process"]
+HaloChoice = Literal["rows", "cover"]
+
+
+class HaloOptions(Table):
+    """What travels between ranks, whatever brings it."""
+
+    halo: HaloChoice = Field(
+        default="rows",
+        description=(
+            "what travels: rows, those of all vertices that other ranks need, or cover, the fewest"
+            " rows and partial sums that serve all edges (docs/pinch.md)"
+        ),
+    )
 
 
 class ExchangeTerms(Table):
@@ -40,9 +54,16 @@ class ExchangeTerms(Table):
             " they arrive"
         ),
     )
+    aggregate: Adder = Field(
+        default="kernel",
+        description=(
+            "who adds up the rows that pinch brings: kernel, an XDP program, as integers, or"
+            " process, as float32, from memory where an XDP program has put them"
+        ),
+    )
 
 
-class ExchangeOptions(GroupOptions, ExchangeTerms):
+class ExchangeOptions(GroupOptions, ExchangeTerms, HaloOptions):
     """The options of an exchange."""
 
     window: Window = 32

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
 from testbed.exchange.adjacency import Adjacency

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from testbed.fabric.core import Datapath, Fabric
+    from testbed.fabric.core import Fabric
 
-__all__ = ["Datapath", "Fabric"]
+__all__ = ["Fabric"]
 
 
 def __getattr__(name: str) -> Any:

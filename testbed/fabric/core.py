@@ -1,5 +1,6 @@
 """A fabric: the hosts, links and switches of a plan, built with Mininet, and their removal."""
 
+import ipaddress
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, SpecError
@@ -23,16 +24,14 @@ from testbed.host.processes import RUN_VARIABLE, ProcessEntry, kill, processes_o
 from testbed.host.rights import require_root
 from testbed.host.signals import SIGNALS, signals_later
 from testbed.kernel.maps import BPF_F_MMAPABLE, Map
-from testbed.plan import FabricPlan
+from testbed.plan import Datapath, FabricPlan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Mininet 2.3 imports distutils
     from mininet.net import Mininet
 
 
-__all__ = ["Datapath", "Fabric"]
-
-Datapath = Literal["xdp", "sockets"]
+__all__ = ["Fabric"]
 
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
@@ -71,6 +70,7 @@ class Fabric(Stacked):
         self.hosts: dict[str, Host] = {}
         self.switches: dict[str, Bridge] = {}
         self._datapath: Datapath = "sockets"
+        self._sockets_mtu: int | None = None
         self._faults = False
         self._flooding: dict[str, Map] = {}
         self._flooding_lock = threading.Lock()  # the timeline's thread calls it, too
@@ -117,6 +117,23 @@ class Fabric(Stacked):
         """
         self._set_offloads(kind)
         self._datapath = kind
+
+    def limit_sockets(self, mtu: int | None) -> None:
+        """Let hosts' sockets send packets of at most ``mtu`` bytes, whatever the links carry, by
+        the routes; None: as the links do. Connections that are open follow with their next segment.
+
+        :raises FabricError: A route could not be changed.
+        """
+        if mtu == self._sockets_mtu:
+            return
+        for host in self.plan.hosts:
+            network = ipaddress.ip_interface(f"{host.ip}/16").network
+            route = f"ip route change {network} dev {host.ifname} scope link src {host.ip}"
+            command = [*route.split(), "proto", "kernel", *(["mtu", str(mtu)] if mtu else [])]
+            done = self.run(host.name, command)
+            if done.returncode:
+                raise FabricError(f"{host.name}: {' '.join(command)}: {done.stderr.strip()}")
+        self._sockets_mtu = mtu
 
     def set_faults(self, active: bool) -> None:
         """Turn offloads off while faults are in force, so that faults see frames as a real wire

@@ -104,7 +104,7 @@ class Engine(Closing):
             if hook == "tc":
                 fill(context, self._object)
             self._drain = stack.enter_context(Drain(self._maps["records"], log))
-            if table.holds:
+            if table.holds(context.fabric_plan.mtu):
                 self._line = stack.enter_context(
                     DelayLine(
                         context.fabric_plan.mtu,

@@ -135,7 +135,7 @@ class DelayLine(Closing):
         request = self._namespace.request
         # Each queue has a ring of 256 frames, and a redirected frame uses that of its CPU.
         size = {
-            "mtu": MAX_MTU + delay_header.SIZE,
+            "mtu": MAX_MTU,
             "num_tx_queues": 1,
             "num_rx_queues": os.cpu_count(),
         }

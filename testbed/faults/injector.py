@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, FaultError, TestbedError
 from testbed.faults import attach
 from testbed.faults.attach import LINK, Counts, Hook
@@ -32,7 +33,7 @@ __all__ = ["Injector"]
 _GRACE: Final = 10.0  # seconds for a switch's worker to answer
 
 
-class Injector:
+class Injector(Stacked):
     """The fault engine of a whole fabric: it acts on what each host sends, at the switch port to
     which the host is attached.
 
@@ -57,7 +58,7 @@ class Injector:
         self._final: Sequence[Counts] | None = None
         self._attached = False
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: ExitStack) -> None:
         """Attach.
 
         :raises FabricError: There are no workers, or other faults are in force.
@@ -82,25 +83,23 @@ class Injector:
             name: {**common, "flooding": fabric.flooding(name).number, "log": path}
             for name, path in self._paths.items()
         }
-        try:
-            fabric.set_faults(True)
-            workers.call_all(attach.attach, calls)
-            self._attached = True
-        except BaseException:
-            try:
-                with suppress(TestbedError):  # the first error is more informative
-                    workers.call_all(attach.detach, self._switches, timeout=_GRACE, errors="return")
-            finally:
-                fabric.set_faults(False)
-            raise
-        return self
+        stack.callback(fabric.set_faults, False)
+        fabric.set_faults(True)
+        stack.push(self._detach)
+        workers.call_all(attach.attach, calls)
+        self._attached = True
 
-    def __exit__(
+    def _detach(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if not self._attached:  # some switches may be: the error that says why is on its way
+            with suppress(TestbedError):
+                workers = Workers.of(self._fabric)
+                workers.call_all(attach.detach, self._switches, timeout=_GRACE, errors="return")
+            return
         try:
             self._final = self._call(attach.detach)
         except Exception:
@@ -108,7 +107,6 @@ class Injector:
                 raise
         finally:
             self._attached = False
-            self._fabric.set_faults(False)
 
     def set_limits(self, limits: Mapping[int, bytes]) -> None:
         """Replace all rate limits; ``testbed.faults.limits.bucket_table`` creates them."""
@@ -155,7 +153,7 @@ class Injector:
 
         :param at_most: Check at most this many records, evenly spaced, since Python checks some
             30,000 per second. None: all.
-        :returns: The number of records checked, all of which agree.
+        :returns: The number of records checked; all agree.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
         links = self.links()

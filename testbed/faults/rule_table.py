@@ -26,9 +26,9 @@ from testbed.faults.rules import (
     check_number,
 )
 from testbed.kernel.abi import constant, dtype
-from testbed.plan import MAX_HOSTS, FabricPlan
+from testbed.plan import MAX_HOSTS, MAX_LINEAR_MTU, FabricPlan
 
-__all__ = ["CERTAIN", "Action", "CompiledRule", "RuleTable", "compile_rules"]
+__all__ = ["CERTAIN", "NO_RULES", "Action", "CompiledRule", "RuleTable", "compile_rules"]
 
 CERTAIN: Final = 1 << 63
 """Probability 1: all draws of 63 bits are less."""
@@ -87,10 +87,16 @@ class RuleTable:
     sources: tuple[PacketRule, ...]
     quantiles: tuple[tuple[int, ...], ...]
 
-    @property
-    def holds(self) -> bool:
-        """Whether frames may have to wait, so that a delay line is needed."""
-        return any(rule.action in (Action.DELAY, Action.REORDER) for rule in self.rules)
+    def holds(self, mtu: int) -> bool:
+        """Whether frames may have to wait, or to be copied with their fragments: a delay line is
+        needed.
+
+        :param mtu: Of the links, bytes.
+        """
+        held = {Action.DELAY, Action.REORDER}
+        if mtu > MAX_LINEAR_MTU:
+            held.add(Action.DUPLICATE)
+        return any(rule.action in held for rule in self.rules)
 
     def pack(self, trace: bool = False) -> bytes:
         """``struct fault_rules``.
@@ -120,6 +126,10 @@ class RuleTable:
     def pack_quantiles(self) -> list[bytes]:
         """``struct fault_quantiles``, one per table."""
         return [np.array(table, "<u8").tobytes() for table in self.quantiles]
+
+
+#: For a fabric without faults.
+NO_RULES = RuleTable(0, (), (), ())
 
 
 def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) -> RuleTable:
@@ -178,7 +188,7 @@ def _chance(p: float) -> int:
 
 
 def _receivers(links: Sequence[tuple[str, str]], plan: FabricPlan) -> tuple[int, ...]:
-    masks = [0] * MAX_HOSTS
+    masks = [0] * max(MAX_HOSTS, len(plan.hosts))  # more: only simulated, and refused there
     for link in links:
         senders, receivers = (
             [host.rank for host in plan.hosts] if end == "*" else [plan.host(end).rank]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
 
+from testbed.core.closing import Stacked
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow, check_events
 from testbed.faults.flood import flooded
@@ -37,7 +37,7 @@ class Occurrence:
     ended: float | None = None
 
 
-class Timeline:
+class Timeline(Stacked):
     """Runs events in a thread while the context is entered. May be entered again.
 
     Events at 0 have taken effect when the context has been entered.
@@ -67,34 +67,28 @@ class Timeline:
         self._log: list[Occurrence] = []
         #: Start, seconds of the monotonic clock: times of events count from here.
         self.started = 0.0
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: ExitStack) -> None:
         self._over, self._begun = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._log.clear()
         self.started = time.monotonic()
-        self._thread = (
-            threading.Thread(target=self._run, name="timeline", daemon=True)
-            if self._events
-            else None
-        )
-        if self._thread:
-            try:
-                with signals_later():  # a thread whose start was interrupted cannot be joined
-                    self._thread.start()
-                self._begun.wait()
-            except BaseException:
-                self._finish()
-                raise
-        return self
+        if self._events:
+            self._thread = threading.Thread(target=self._run, name="timeline", daemon=True)
+            stack.push(self._check)
+            with signals_later():  # a thread whose start was interrupted cannot be joined
+                self._thread.start()
+                stack.callback(self._thread.join)
+                stack.callback(self._over.set)
+            self._begun.wait()
 
-    def __exit__(
+    def _check(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._finish()
         if self._error and kind is None:
             raise self._error
 
@@ -106,11 +100,6 @@ class Timeline:
     def log(self) -> list[Occurrence]:
         """The events since the start, in the order in which they began."""
         return list(self._log)
-
-    def _finish(self) -> None:
-        self._over.set()
-        if self._thread:
-            self._thread.join()
 
     def _run(self) -> None:
         """Take each step at its time; at the end, undo the events still in force, the latest

@@ -46,7 +46,7 @@ def load_average() -> float:
 
 
 def caution(load: float, cpus: int) -> str | None:
-    """Return a warning if the machine was busy before a measurement began, else None.
+    """Return a caution if the machine was busy before a measurement began, else None.
 
     :param load: Load average over the minute before.
     :param cpus: Processors that the measurement could use.

@@ -105,7 +105,8 @@ class Btf:
         padding.
 
         Enumerations and pointers become unsigned integers of their size, nested structs and arrays
-        stay nested, and ``__be16``, ``__be32`` and ``__be64`` are big endian.
+        stay nested, and ``__be16``, ``__be32`` and ``__be64`` are big endian. Members of an unnamed
+        union are members of the struct, at the same offset.
 
         :raises KernelError: The object has no such struct, or one that numpy cannot describe, such
             as one with bit fields.
@@ -135,6 +136,37 @@ class Btf:
             return self._constants[name]
         except KeyError:
             raise KernelError(f"{self._name}: BTF has no enumerator {name!r}") from None
+
+    def offset(self, name: str, path: str) -> int:
+        """Where a member lies in ``struct <name>``, in bytes.
+
+        :param path: Names of nested members with dots between them, as in C; members of unnamed
+            structs and unions count as the outer one's.
+        :raises KernelError: There is no such struct or member.
+        """
+        number, place = self._find(name, _STRUCT, "struct"), 0
+        for member in path.split("."):
+            found = self._member(number, member)
+            if found is None:
+                raise KernelError(f"{self._name}: BTF has no member {path} of struct {name}")
+            number, place = found[0], place + found[1]
+        return place
+
+    def _member(self, number: int, wanted: str) -> tuple[int, int] | None:
+        """The type of a member and its offset in bytes, also in unnamed members."""
+        found = self._types[number]
+        while found.kind in _QUALIFIERS:
+            found = self._types[found.size]
+        if found.kind not in (_STRUCT, _UNION):
+            return None
+        for name, kind, offset in struct.iter_unpack("<III", found.more):
+            place = (offset & 0xFFFFFF if found.flag else offset) // 8
+            if self._string(name) == wanted:
+                return kind, place
+            inner = None if self._string(name) else self._member(kind, wanted)
+            if inner is not None:
+                return inner[0], place + inner[1]
+        return None
 
     def names(self, kind: str) -> list[str]:
         """Names of all types of a kind, ``struct`` or ``enum``, in the object's order."""
@@ -226,7 +258,18 @@ class Btf:
         return np.dtype(f"<{'i' if encoding >> 24 & _SIGNED else 'u'}{found.size}")
 
     def _struct(self, found: _Type) -> np.dtype[Any]:
-        names, formats, offsets = [], [], []
+        members = list(self._members(found))
+        return np.dtype(
+            {
+                "names": [name for name, _, _ in members],
+                "formats": [layout for _, layout, _ in members],
+                "offsets": [offset for _, _, offset in members],
+                "itemsize": found.size,
+            }
+        )
+
+    def _members(self, found: _Type) -> Iterator[tuple[str, np.dtype[Any], int]]:
+        """Name, layout and offset of each member, including those of unnamed unions."""
         for name, kind, offset in struct.iter_unpack("<III", found.more):
             member = self._string(name)
             # With the flag, the upper byte is the width of a bit field, and 0 for other members.
@@ -235,17 +278,17 @@ class Btf:
                     f"{self._name}: struct {found.name}: {member!r} is a bit field: shared structs"
                     " have none"
                 )
-            if not member:
+            place = (offset & 0xFFFFFF if found.flag else offset) // 8
+            if member:
+                yield member, self._dtype(kind), place
+            elif self._types[kind].kind == _UNION:
+                for inner, layout, _ in self._members(self._types[kind]):
+                    yield inner, layout, place
+            else:
                 raise KernelError(
                     f"{self._name}: struct {found.name} has a member without a name: shared structs"
-                    " have none"
+                    " have none but unions"
                 )
-            names.append(member)
-            formats.append(self._dtype(kind))
-            offsets.append((offset & 0xFFFFFF if found.flag else offset) // 8)
-        return np.dtype(
-            {"names": names, "formats": formats, "offsets": offsets, "itemsize": found.size}
-        )
 
 
 def _section(data: bytes, wanted: bytes) -> bytes:

@@ -150,6 +150,7 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_tc_hook_destroy": (c_int, [POINTER(TcHook)]),
     "bpf_tc_attach": (c_int, [POINTER(TcHook), POINTER(TcOpts)]),
     "bpf_tc_detach": (c_int, [POINTER(TcHook), POINTER(TcOpts)]),
+    "bpf_enable_stats": (c_int, [c_int]),
     "bpf_raw_tracepoint_open": (c_int, [c_char_p, c_int]),
     "libbpf_num_possible_cpus": (c_int, []),
     "libbpf_set_print": (c_void_p, [c_void_p]),

@@ -13,6 +13,7 @@
 #include "shared/weights_abi.h"
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* The largest magnitude as the bits of a float, whose integer order is their float order, with
  * infinity and NaN on top. */
@@ -85,12 +86,21 @@ QUANTIZE(quantize32, uint32_t)
  * testbed/protocol/check_weights.py says which errors it detects. A plain add sums it over ranks
  * like the lanes, because lanes never carry from one half to the next.
  */
-static inline uint64_t weigh(const uint32_t *halves, size_t n)
+static inline uint64_t weigh_part(const uint32_t *halves, size_t n)
 {
 	uint64_t sum = 0;
 
 	for (size_t i = 0; i < n; i++)
 		sum += (uint64_t)weights[i] * halves[i];
+	return sum;
+}
+
+static inline uint64_t weigh(const uint32_t *halves, size_t n)
+{
+	uint64_t sum = weigh_part(halves, MIN(n, WEIGHTS));
+
+	for (size_t part = 1, start = WEIGHTS; start < n; part++, start += WEIGHTS)
+		sum += weights[part] * weigh_part(halves + start, MIN(n - start, WEIGHTS));
 	return sum;
 }
 
@@ -115,16 +125,16 @@ static inline int lanes_verify(const char *chunk, size_t bytes)
 	       ((const uint64_t *)chunk)[bytes / 8 - 1];
 }
 
-/* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each and a word for
- * the check; the last may be partly filled, and is then not sealed. Returns the largest magnitude,
- * as lanes_absmax.
+/* Quantize `n` values from `x` on into the chunks from `out` on, `stride` bytes apart, `per_chunk`
+ * in each and a word for the check; the last may be partly filled, and is then not sealed. Returns
+ * the largest magnitude, as lanes_absmax.
  */
 static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n,
-				      void *out, size_t per_chunk, struct ring_chunk *records,
-				      int exponent)
+				      void *out, size_t stride, size_t per_chunk,
+				      struct ring_chunk *records, int exponent)
 {
 	float scale = ldexpf(1.0f, lanes->fraction_bits - exponent);
-	size_t stride = per_chunk * lanes->bytes + 8;
+	size_t length = per_chunk * lanes->bytes + 8;
 	uint32_t most = 0;
 	char *chunk = out;
 
@@ -140,7 +150,7 @@ static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x,
 					       lanes->clamp, lanes->bias);
 		most = magnitude > most ? magnitude : most;
 		if (part == per_chunk)
-			lanes_seal(chunk, stride, records);
+			lanes_seal(chunk, length, records);
 	}
 	return most;
 }
@@ -180,19 +190,19 @@ DEQUANTIZE(dequantize32, uint32_t, WIDEN32)
 /* Dequantize chunks as laid out by lanes_quantize. Stop at the first chunk that fails its check,
  * and return the number of chunks before it. */
 static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n,
-				      size_t per_chunk, float *x, int exponent)
+				      size_t stride, size_t per_chunk, float *x, int exponent)
 {
 	float step = ldexpf(1.0f, exponent - lanes->fraction_bits);
 	/* For 32-bit lanes this wraps; the subtraction wraps back. */
 	int32_t bias = (uint32_t)lanes->bias * lanes->ranks;
 
-	size_t stride = per_chunk * lanes->bytes + 8, done = 0;
+	size_t length = per_chunk * lanes->bytes + 8, good = 0;
 	const char *chunk = sums;
 
-	for (; done < n; done += per_chunk, chunk += stride) {
+	for (size_t done = 0; done < n; done += per_chunk, chunk += stride, good++) {
 		size_t part = MIN(per_chunk, n - done);
 
-		if (part == per_chunk && !lanes_verify(chunk, stride))
+		if (part == per_chunk && !lanes_verify(chunk, length))
 			break;
 		if (lanes->bytes == 2)
 			dequantize16((const uint16_t *)chunk, part, x + done, step, bias,
@@ -202,5 +212,5 @@ static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sum
 				     n >= STREAM);
 	}
 	_mm_sfence();
-	return (chunk - (const char *)sums) / stride;
+	return good;
 }

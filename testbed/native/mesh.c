@@ -74,7 +74,7 @@ static void gather(const struct mesh *m, struct mesh_peer *p, const char *x)
 	p->gathered += count * m->row_bytes;
 }
 
-// The rest of a message of which `done` bytes are finished, as far as `payload` goes.
+// The rest of a message, up to the end of `payload`, once `done` of its bytes are finished.
 static struct msghdr rest_of(struct iovec parts[2], struct mesh_header *header, uint64_t done,
 			     char *payload, uint64_t bytes)
 {

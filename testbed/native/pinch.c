@@ -82,6 +82,8 @@ void pinch_open(struct pinch *p, uint32_t seq)
 	c->unfit = 0;	      /* sequence numbers repeat */
 	c->taken = c->handed; /* frames that were dropped in between will not arrive any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
+	for (uint32_t i = 0; i < p->banks; i++)
+		p->landed[i] = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;
 	__atomic_store_n(&p->control->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);

@@ -46,6 +46,10 @@ static void quantize_row32(int32_t *restrict out, const float *restrict x, size_
 static void write_row(const struct pinch_format *f, void *out, const float *x, double factor,
 		      int32_t *last)
 {
+	if (f->plain) {
+		memcpy(out, x, f->dim * sizeof(*x));
+		return;
+	}
 	if (!last && f->bytes == 4) {
 		quantize_row32(out, x, f->dim, factor, f->limit);
 		return;

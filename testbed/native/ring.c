@@ -8,14 +8,15 @@
 
 #include "ring_wait.h"
 
-/* Kick the doorbell for all work requests that wait, including those whose kick was lost. Returns 0
- * or an errno. */
+/* Kick the doorbell for all work requests that wait, including those whose kick was lost. XDP
+ * multiplies kicks, but none with fragments. Returns 0 or an errno. */
 int ring_flush(struct ring *r)
 {
 	struct ring_control *c = r->control;
-	uint32_t waiting = c->sq_tail - __atomic_load_n(&c->sq_head, __ATOMIC_SEQ_CST);
+	uint32_t waiting = c->sq_tail - __atomic_load_n(&c->sq_head, __ATOMIC_SEQ_CST),
+		 each = r->kick_length > RING_LINEAR_FRAME ? 1 : RING_FAN_LARGE;
 
-	for (uint32_t kicked = 0; kicked < waiting; kicked += RING_FAN_LARGE) {
+	for (uint32_t kicked = 0; kicked < waiting; kicked += each) {
 		r->syscalls++;
 		if (send(r->doorbell, r->kick, r->kick_length, 0) >= 0)
 			continue;
@@ -71,6 +72,9 @@ void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, u
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
 	r->nacked_at = ring_progress(r);
+	/* Kicks become frames with this length of payload, and those with fragments cannot grow. */
+	if (r->chunk_bytes > RING_LINEAR_BYTES)
+		r->kick_length = RING_JUMBO_OFFSET + MAX(length, RING_LINEAR_BYTES);
 	c->tensors[seq & 1] = (struct ring_tensor){ total, length, tag };
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
@@ -150,7 +154,8 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 		 whole = l->count / per_chunk;
 	uint64_t start = now_ns(), mark, spent;
 
-	ring_begin(r, seq, l->total, l->length, tag, r->window);
+	ring_begin(r, seq, l->total, l->length, tag,
+		   l->window ? MIN(l->window, r->window) : r->window);
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
@@ -161,8 +166,8 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 
 		mark = now_ns();
 		magnitude = lanes_quantize(&r->lanes, x + begin, end - begin,
-					   r->inputs + (uint64_t)first * r->chunk_bytes, per_chunk,
-					   r->records + first, exponent);
+					   r->inputs + (uint64_t)first * r->chunk_bytes,
+					   r->chunk_bytes, per_chunk, r->records + first, exponent);
 		most = magnitude > most ? magnitude : most;
 		spent = now_ns() - mark;
 		r->quantize_ns += spent;
@@ -288,7 +293,8 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 		r->seen = r->least_exponent + found;
 		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
 			return mark_verified(r, l, RING_MISFIT, version);
-		good = lanes_dequantize(&r->lanes, r->results, l->count, per_chunk, out, exponent);
+		good = lanes_dequantize(&r->lanes, r->results, l->count, r->chunk_bytes, per_chunk,
+					out, exponent);
 	}
 	for (uint32_t chunk = good; chunk < whole; chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))

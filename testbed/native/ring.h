@@ -13,7 +13,7 @@
 #define REACH 8 /* times window and ranks: chunks to look at, from the first that is missing */
 /* stalls in a row after which a chunk is nacked without evidence, if there have been no losses
  * lately */
-#define PATIENCE 4
+#define PATIENCE 10
 /* chunks that are nacked without a sign of loss, if nothing else explains the silence */
 #define BLIND 4
 

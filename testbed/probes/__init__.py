@@ -7,6 +7,7 @@ same message.
 import functools
 from collections.abc import Iterator
 
+from testbed.plan import MAX_LINEAR_MTU
 from testbed.probes import bpf, machine, software, wires
 from testbed.probes.finding import Finding, Level, Probe
 
@@ -38,6 +39,13 @@ PROBES = {
             bpf.verifier,
             "a kernel with CONFIG_BPF_SYSCALL",
             needs=("root", "clang", "libbpf"),
+        ),
+        Probe(
+            "multi-buffer XDP",
+            bpf.jumbo,
+            "Linux 6.4 or later",
+            f"in-kernel backends with an MTU of more than {MAX_LINEAR_MTU}",
+            IN_KERNEL,
         ),
         Probe("memlock", machine.memlock, "ulimit -l unlimited", needs=IN_KERNEL),
         Probe(

@@ -7,7 +7,7 @@ from testbed.kernel import XDP_PASS, BpfObject
 from testbed.kernel.libbpf import libbpf
 from testbed.probes.finding import Missing, command
 
-__all__ = ["btf", "clang", "library", "verifier"]
+__all__ = ["btf", "clang", "jumbo", "library", "verifier"]
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 BTF_MAGIC = 0xEB9F  # linux/btf.h
@@ -51,3 +51,13 @@ def verifier() -> str:
     if verdict != XDP_PASS:
         raise Missing(f"BPF_PROG_TEST_RUN of a program that returns {XDP_PASS} gave {verdict}")
     return "probe.bpf.c is accepted, and BPF_PROG_TEST_RUN runs it"
+
+
+def jumbo() -> str:
+    """Write into the first fragment of a frame in place."""
+    frame = bytes(3520 + 4096)  # veth's linear part, and a page
+    with BpfObject("probe_jumbo") as probe:
+        run = probe.programs["probe_fragment"].test_run(frame)
+    if run.retval != XDP_PASS or run.data != frame[:-1] + b"\x5a":
+        raise Missing(f"a test run of probe_fragment gave {run.retval}, and wrote nothing in place")
+    return "programs take frames with fragments, and write into them in place"

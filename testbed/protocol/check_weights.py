@@ -27,6 +27,11 @@ of all ``w[i] * e[i]`` is 0 modulo 2**64.
   = 2**k`` would make w = 1. And ``w * 2**a + 2**k`` is not 2**64: if a and k differ, it has an odd
   factor greater than 1; if a = k, it is ``2**a * (w + 1)``, which is too small.
 
+A payload that is longer than the table is weighed in parts as long as the table. The check of the
+first part counts once, that of part i > 0 ``w[i]`` times: an odd factor, so whatever changes the
+check of one part changes that of the whole. Errors in two parts are missed with a probability of
+about 2**-31, too, but no pattern of them is excluded.
+
 The table was drawn once and for all, so the first statement holds only for errors that do not
 depend on it. The check protects against accidents, not against adversaries.
 """
@@ -34,12 +39,13 @@ depend on it. The check protects against accidents, not against adversaries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
-__all__ = ["HALVES", "WEIGHTS", "header", "weigh_halves"]
+__all__ = ["HALVES", "WEIGHTS", "factors", "header", "weigh_halves"]
 
 HALVES = 864
-"""Number of weights: half words of the largest payload, rounded up to whole steps of the programs.
+"""Number of weights: half words of the largest payload that fits into the linear part of a frame,
+rounded up to whole steps of the programs.
 """
 
 _U64 = 0xFFFFFFFFFFFFFFFF
@@ -61,11 +67,23 @@ def _draw() -> Iterator[int]:
 WEIGHTS: tuple[int, ...] = tuple(islice(_draw(), HALVES))
 
 
+def factors() -> Iterator[int]:
+    """How often the check of each part counts; parts have `HALVES` half words."""
+    return chain((1,), WEIGHTS[1:])
+
+
 def weigh_halves(halves: Sequence[int]) -> int:
     """The check of a payload, given its half words in memory order: the lower half of each word
     first.
     """
-    return sum(weight * half for weight, half in zip(WEIGHTS, halves, strict=False)) & _U64
+    parts = (halves[start : start + HALVES] for start in range(0, len(halves), HALVES))
+    return (
+        sum(
+            factor * sum(weight * half for weight, half in zip(WEIGHTS, part, strict=False))
+            for factor, part in zip(factors(), parts, strict=False)
+        )
+        & _U64
+    )
 
 
 def header() -> str:

@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["EXPONENTS", "Lanes"]
 
+Bits = Literal[16, 32]
+_BITS: dict[str, Bits] = {"int16": 16, "int32": 32}
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 EXPONENTS = range(-126, 130)
@@ -41,8 +43,16 @@ class Lanes:
     :param ranks: Number of summands, 1..32.
     """
 
-    bits: Literal[16, 32]
+    bits: Bits
     ranks: int
+
+    @classmethod
+    def named(cls, name: str, ranks: int) -> Self:
+        """The format that ``int16`` or ``int32`` stands for.
+
+        :raises KeyError: No format has this name.
+        """
+        return cls(_BITS[name], ranks)
 
     @cached_property
     def bias(self) -> int:

@@ -22,8 +22,8 @@ from scapy.fields import (
 from scapy.layers.inet import UDP
 from scapy.packet import Packet, bind_layers
 
-from testbed.kernel.abi import dtype, enum
-from testbed.protocol.wire import MAGIC, NOTHING, PORT, VERSION, Kind, PinchKind
+from testbed.kernel.abi import enum
+from testbed.protocol.wire import FRAME, MAGIC, NOTHING, PORT, VERSION, Kind, PinchKind
 
 __all__ = ["RingHeader"]
 
@@ -46,9 +46,10 @@ def _field(name: str, size: int) -> Field[Any, Any]:
 
 
 def _fields() -> list[Any]:
-    """A scapy field for each field of ``struct ring_frame`` behind the UDP header."""
-    frame = dtype("ring_frame")
-    return [_field(name, frame[name].itemsize) for name in (frame.names or ())[3:]]
+    """A scapy field for each field of ``struct ring_frame`` behind the UDP header; a union has the
+    name of its first member.
+    """
+    return [_field(name, FRAME[name].itemsize) for name in (FRAME.names or ())[3:]]
 
 
 class RingHeader(Packet):

@@ -6,6 +6,8 @@ A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 
 
     0  Ethernet 14 | 14 IPv4 20 | 34 UDP 8 | 42 ring 46 | 88 payload
 
+The ring's payloads of more than `LINEAR_PAYLOAD` bytes begin at `JUMBO_OFFSET` instead.
+
 The ring's fields are little endian, like the lanes in the payload; the headers in front of them are
 big endian, as usual. UDP's checksum is 0 (none, RFC 768); the ring's own is the sum of the
 payload's words and of the header's seal (`frame_seal`), modulo 2**64.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,10 @@ __all__ = [
     "CHUNK_SHIFT",
     "EARLIER",
     "ENDED",
+    "FRAME",
     "FRAME_BYTES",
+    "JUMBO_OFFSET",
+    "LINEAR_PAYLOAD",
     "MAGIC",
     "MAX_CHUNKS",
     "MAX_PAYLOAD",
@@ -48,6 +53,7 @@ __all__ = [
     "Frame",
     "Header",
     "Kind",
+    "Member",
     "PinchKind",
     "Words",
     "checksum",
@@ -56,6 +62,8 @@ __all__ = [
     "frame_seal",
     "ip_sum",
     "net_peer",
+    "offset_of",
+    "stored",
     "weigh",
 ]
 
@@ -73,8 +81,13 @@ FRAME_BYTES = dtype("ring_frame").itemsize
 """Bytes of a frame's headers, from Ethernet's to the ring's."""
 BLOCK = constant("RING_BLOCK")
 """The length of every payload is a multiple of this, in bytes."""
+LINEAR_PAYLOAD = constant("RING_LINEAR_BYTES")
+"""Maximum bytes of a payload that fits into the linear part of a frame on veth."""
 MAX_PAYLOAD = constant("RING_MAX_BLOCKS") * BLOCK
-"""Maximum bytes of a payload: as many as fit into the largest MTU of single-buffer XDP on veth."""
+"""Maximum bytes of a payload: as many as fit into the largest MTU of multi-buffer XDP on veth."""
+JUMBO_OFFSET = constant("RING_JUMBO_OFFSET")
+"""Where a payload begins that does not fit into the linear part: at a block boundary, like pages.
+"""
 
 ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SHIFT")
 """Positions of round and chunk in ``prev``, above `memory.Stage`."""
@@ -90,8 +103,8 @@ VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
 EARLIER = constant("RING_FLAG_EARLIER")
 """Flag: ``prev`` belongs to the previous sequence number."""
 ENDED = constant("RING_FLAG_ENDED")
-"""Flag of a probe and its answer: the sender has given up. ``round`` is the reason, and ``chunk``
-has a bit for each rank that it blames.
+"""Flag of a probe and its answer: the sender has given up, for a ``reason``, and because of ranks
+that are ``blamed``, a bit each.
 """
 RESTART = constant("RING_FLAG_RESTART")
 """Flag of a nack: no buffer has the partial sum, or the result was refused, so the reduce-scatter
@@ -111,8 +124,15 @@ _ETHERTYPE, _PROTOCOL = constant("NET_ETHERTYPE_IPV4"), constant("NET_PROTOCOL_U
 _VERSION_IHL, _DONT_FRAGMENT, _TTL = (
     constant(f"NET_IPV4_{name}") for name in ("VERSION_IHL", "DONT_FRAGMENT", "TTL")
 )
-#: The fields behind the magic number, by their names in `Header`.
-_FIELDS = (_FRAME.names or ())[4:]
+_OFFSETS = {name: offset for name, (_, offset, *_) in (_FRAME.fields or {}).items()}
+_STORED = {
+    name: next(first for first, place in _OFFSETS.items() if place == offset)
+    for name, offset in _OFFSETS.items()
+}
+#: The fields behind the magic number, by their names in `Header`: the first members of unions.
+_FIELDS = list(dict.fromkeys(_STORED.values()))[4:]
+FRAME: np.dtype[Any] = _FRAME[["eth", "ip", "udp", "magic", *_FIELDS]]
+"""``struct ring_frame``, of each union only the first member."""
 
 
 class Kind(IntEnum):
@@ -159,10 +179,29 @@ class Endpoint:
 NOBODY = Endpoint("00:00:00:00:00:00", "0.0.0.0")
 
 
+class Member:
+    """Another member of a union in ``struct ring_frame``, as an attribute of what has the first."""
+
+    def __init__(self, name: str) -> None:
+        self._stored = _STORED[name]
+
+    def __get__(self, header: Any, owner: type) -> int:
+        found: int = getattr(header, self._stored)
+        return found
+
+    def __set__(self, header: Any, value: int) -> None:
+        setattr(header, self._stored, value)
+
+
+def stored(**members: int) -> dict[str, int]:
+    """Members of ``struct ring_frame`` by their names in `Header`."""
+    return {_STORED[name]: value for name, value in members.items()}
+
+
 @dataclass(slots=True)
 class Header:
     """The ring's header, without magic number and version, in the order of the wire. ``struct
-    ring_frame`` explains the fields.
+    ring_frame`` explains the fields, and which of a union's members each kind of frame has.
 
     :param kind: A `Kind`, or any other byte that was received.
     :param length: Bytes of the payload: 0 for probes, else a multiple of `BLOCK`.
@@ -186,14 +225,20 @@ class Header:
     prev: int = NOTHING
     version: int = VERSION
 
+    front, blamed, reason = Member("front"), Member("blamed"), Member("reason")
+    acked, summed = Member("acked"), Member("summed")
+    number, serial, flow = Member("number"), Member("serial"), Member("flow")
+    waits, entered = Member("waits"), Member("entered")
+    nonfinite, gone, late = Member("nonfinite"), Member("gone"), Member("late")
+
 
 @dataclass(slots=True)
 class Frame:
     """A whole frame.
 
     :param payload: All whole words behind the header: ``header.length`` bytes in a correct frame,
-        more if the frame does not fill its buffer and the rest travels along, fewer if the frame
-        was cut.
+        after the padding of `offset_of`; more if the frame does not fill its buffer and the rest
+        travels along, fewer if the frame was cut.
     :param trailer: Up to 7 bytes behind the last whole word.
     """
 
@@ -207,27 +252,40 @@ class Frame:
         """A copy that shares nothing with this frame."""
         return replace(self, header=replace(self.header), payload=self.payload.copy())
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame."""
+        return FRAME_BYTES + self.payload.nbytes + len(self.trailer)
+
     def resize(self, length: int) -> None:
         """Cut the payload to ``length`` bytes, or extend it with zeros."""
+        length += _padding(length)
         data = (self.payload.tobytes() + self.trailer)[:length].ljust(length, b"\0")
         self.payload, self.trailer = np.frombuffer(data, np.uint64).copy(), b""
 
     def fill(self, words: Words, length: int) -> None:
         """Write ``length`` bytes into the payload, which must have this length."""
-        self.payload[:] = words[: length // 8]
+        self.payload[_padding(length) // 8 :] = words[: length // 8]
 
     def take(self, length: int) -> Words:
         """The payload's first ``length`` bytes."""
-        return self.payload[: length // 8].copy()
+        return self._words(length).copy()
 
     def sum(self, length: int) -> int | None:
         """The `checksum` of the payload's first ``length`` bytes; None: it has fewer."""
-        return None if self.payload.size < length // 8 else checksum(self.payload[: length // 8])
+        words = self._words(length)
+        return None if words.size < length // 8 else checksum(words)
 
     def add(self, words: Words, length: int) -> None:
         """Add words to the payload's first ``length`` bytes, as far as it has whole blocks."""
-        count = min(length // 8, self.payload.size // _BLOCK_WORDS * _BLOCK_WORDS)
-        self.payload[:count] += words[:count]
+        own = self._words(length)
+        count = own.size // _BLOCK_WORDS * _BLOCK_WORDS
+        own[:count] += words[:count]
+
+    def _words(self, length: int) -> Words:
+        """Where the payload's first ``length`` bytes are, as far as it has them."""
+        start = _padding(length) // 8
+        return self.payload[start : start + length // 8]
 
 
 def checksum(words: Words) -> int:
@@ -235,6 +293,15 @@ def checksum(words: Words) -> int:
     checksums.
     """
     return int(words.sum(dtype=np.uint64))
+
+
+def offset_of(length: int) -> int:
+    """Where a payload of ``length`` bytes begins in its frame."""
+    return JUMBO_OFFSET if length > LINEAR_PAYLOAD else FRAME_BYTES
+
+
+def _padding(length: int) -> int:
+    return offset_of(length) - FRAME_BYTES
 
 
 def weigh(words: Words) -> int:
@@ -247,7 +314,18 @@ def weigh(words: Words) -> int:
     verifies it; the programs of an exchange verify it in each frame.
     """
     halves = words.astype("<u8", copy=False).view("<u4").astype(np.uint64)
-    return int((halves * WEIGHTS[: halves.size]).sum(dtype=np.uint64))
+    parts = [
+        (halves[start : start + check_weights.HALVES] * WEIGHTS[: halves.size - start]).sum(
+            dtype=np.uint64
+        )
+        for start in range(0, halves.size, check_weights.HALVES)
+    ]
+    return (
+        sum(
+            int(part) * factor for part, factor in zip(parts, check_weights.factors(), strict=False)
+        )
+        & _U64
+    )
 
 
 def frame_seal(header: Header) -> int:
@@ -273,7 +351,7 @@ def encode(frame: Frame) -> bytes:
     """A frame's bytes, from the Ethernet header on."""
     source, destination, header = frame.source, frame.destination, frame.header
     total = (
-        FRAME_BYTES - _ETHERNET.itemsize + header.length & 0xFFFF
+        offset_of(header.length) - _ETHERNET.itemsize + header.length & 0xFFFF
     )  # a wrong length may be too large
     # The sum is in memory order, in which the bytes of the total length are swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
@@ -281,7 +359,7 @@ def encode(frame: Frame) -> bytes:
     udp = (PORT, PORT, total - _IPV4.itemsize & 0xFFFF, 0)
     fields = (getattr(header, name) for name in _FIELDS)
     head = np.array(
-        (ethernet, _ipv4(source.ip, destination.ip, total, check), udp, MAGIC, *fields), _FRAME
+        (ethernet, _ipv4(source.ip, destination.ip, total, check), udp, MAGIC, *fields), FRAME
     )
     return b"".join(
         (head.tobytes(), frame.payload.astype("<u8", copy=False).tobytes(), frame.trailer)
@@ -296,7 +374,7 @@ def decode(data: bytes) -> Frame | None:
     """
     if len(data) < FRAME_BYTES:
         return None
-    ethernet, ip, udp, magic, *fields = np.frombuffer(data, _FRAME, 1).item()
+    ethernet, ip, udp, magic, *fields = np.frombuffer(data, FRAME, 1).item()
     destination_mac, source_mac, ethertype = ethernet
     version_ihl, *_, protocol, _check, source_ip, destination_ip = ip
     if (ethertype, version_ihl, protocol, udp[1], magic) != (

@@ -49,6 +49,9 @@ class Table:
         if faults := scenario.get("faults"):
             self.parameters["faults"] = json.dumps(faults)
         self.hosts = int(scenario["fabric"]["hosts"])
+        #: When each rank entered and left the collectives of the epoch that was recorded last, in
+        #: seconds of the machine's monotonic clock; it is not written.
+        self.collectives: dict[int, tuple[list[float], list[float]]] = {}
         self._rows: list[tuple[Any, ...]] = []
         self._labels: list[dict[str, str]] = []
 

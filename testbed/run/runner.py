@@ -7,14 +7,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives.registry import check_mtu
 from testbed.core.errors import StorageError
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
+from testbed.probes.mtu import check_mtu
 from testbed.results import FaultLog, RunFolder, Table, digest, environment
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
 from testbed.run.turns import take_turns
+from testbed.run.watch import Watch
 from testbed.worker import Workers
 from testbed.workloads.scenario import Scenario
 from testbed.workloads.workload import Stage
@@ -90,12 +91,14 @@ def run_into(
             with (
                 Fabric(plan, results=folder.path) as fabric,
                 Workers(fabric, scenario.system.affinity, session.modules) as workers,
+                Watch(scenario, fabric, table, display) as watch,
             ):
                 faults = Faults(scenario, fabric, workers, table, log)
                 take_turns(
                     session,
                     Stage(fabric, workers, table, display.say, display.step),
                     faults,
+                    watch,
                     display,
                 )
 

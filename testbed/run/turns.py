@@ -4,22 +4,32 @@ from typing import Any
 
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
+from testbed.run.watch import Watch
 from testbed.workloads.workload import Session, Stage, Turn
 
 __all__ = ["take_turns"]
 
 
-def take_turns(session: Session[Any], stage: Stage, faults: Faults, display: Display) -> None:
+def take_turns(
+    session: Session[Any], stage: Stage, faults: Faults, watch: Watch, display: Display
+) -> None:
     """Run all trials."""
     for trial in range(session.scenario.scenario.trials):
-        _Trial(session, stage, faults, display, trial).run()
+        _Trial(session, stage, faults, watch, display, trial).run()
 
 
 class _Trial:
     def __init__(
-        self, session: Session[Any], stage: Stage, faults: Faults, display: Display, trial: int
+        self,
+        session: Session[Any],
+        stage: Stage,
+        faults: Faults,
+        watch: Watch,
+        display: Display,
+        trial: int,
     ) -> None:
         self._session, self._stage, self._faults, self._display = session, stage, faults, display
+        self._watch = watch
         self._trial = trial
 
     def run(self) -> None:
@@ -43,7 +53,9 @@ class _Trial:
             self._faults.happening(turn),
         ):
             for epoch in range(turn.epoch, end):
-                note = session.train(self._stage, Turn(turn.trial, backend, epoch), names)
+                now = Turn(turn.trial, backend, epoch)
+                with self._watch.epoch(now):
+                    note = session.train(self._stage, now, names)
                 self._display.epoch(
                     backend, epoch + 1, scenario.epochs, (epoch + 1) * session.steps, note
                 )

@@ -130,8 +130,8 @@ def add_faults(table: dict[str, Any], scenario: Scenario, faults: Sequence[str])
 
     :param table: The valid table that the scenario was made from.
     :param faults: Faults as text.
-        :raises SpecError: Faults are wrong, or do not fit the scenario or earlier faults; there are
-        one or more lines per fault, each of which names it.
+    :raises SpecError: Faults are wrong, or do not fit the scenario or earlier faults; each line of
+        the text names one of them.
     """
     taken = list(table.get("faults", []))
     wrong: list[str] = []

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testbed.collectives.registry import open_backend
-from testbed.comm.backend import Backend, Counters, Tensor
+from testbed.comm.backend import Backend, Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 from testbed.core.errors import CollectiveError
 from testbed.exchange.interface import Exchange, ExchangeSpec

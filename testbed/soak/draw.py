@@ -8,10 +8,11 @@ from typing import Literal
 from testbed.comm.options import CollectiveOptions, Lanes, RecoveryFrom
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.options import ExchangeOptions, Processing
+from testbed.exchange.options import Adder, ExchangeOptions, HaloChoice, Processing
 from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
 from testbed.faults.spec import events_of, limits_of, parse_fault
+from testbed.plan import MAX_LINEAR_MTU, MAX_MTU
 from testbed.protocol.wire import Kind, PinchKind
 from testbed.soak.odds import LEAST_PHASE, Odds
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
@@ -33,8 +34,15 @@ OPENING = 0.25  # seconds that a rank takes to open a group on a core of its own
 LANES: tuple[Lanes, ...] = ("int16", "int32")
 WAYS: tuple[RecoveryFrom, ...] = ("origin", "upstream")
 PROCESSING: tuple[Processing, ...] = ("pinned", "spread")
+ADDERS: tuple[Adder, ...] = ("kernel", "process")
+HALOS: tuple[HaloChoice, ...] = ("rows", "cover")
 AGGREGATIONS: tuple[Aggregation, ...] = ("sum", "weighted", "max")
 WINDOWS = [1, 2, 4, 8, 8, 16, 32, 64]
+MTUS = [576, 1000, 1500, 1500, 2500, MAX_LINEAR_MTU]
+JUMBO_MTUS = [4000, 9000, MAX_MTU]  # of fabrics whose switches are programs
+CHUNKS = [0, 0, 0, 64, 1000, 5000]
+TOKENS = [0, 0, 1, 2, 8]
+SLICES = [0, 0, 4096, 1 << 18]
 MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
 
 RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
@@ -57,7 +65,8 @@ def draw_shape(seed: int, number: int) -> Shape:
     topology = random.choice(["star", "star", "ring", "leaf-spine"])
     k = random.randint(1, min(4, hosts)) if topology == "leaf-spine" else None
     switch = random.choice(["xdp", "xdp", "bridge"])
-    return Shape(hosts, topology, k, switch, mtu=random.choice([576, 1000, 1500, 1500, 2500, 3506]))
+    mtus = MTUS + JUMBO_MTUS if switch == "xdp" else MTUS
+    return Shape(hosts, topology, k, switch, mtu=random.choice(mtus))
 
 
 def draw(seed: int, number: int) -> Scenario:
@@ -126,6 +135,9 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
                     random.choice(WAYS) if odds.phase(len(members)) >= LEAST_PHASE else "upstream"
                 ),
                 reorder_threshold=random.choice([0, 1, 2, 4, 16]),
+                chunk=random.choice(CHUNKS),
+                tokens=random.choice(TOKENS),
+                slice=random.choice(SLICES),
             ),
             summands=(),
         )
@@ -212,6 +224,8 @@ def _exchanges(
                 lanes=random.choice(LANES),
                 window=random.choice(WINDOWS),
                 processing=random.choice(PROCESSING),
+                halo=random.choice(HALOS),
+                aggregate=random.choice(ADDERS),
             ),
             aggregation=random.choice(AGGREGATIONS),
             dim=dim,

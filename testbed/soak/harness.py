@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from testbed.collectives import registry as backends
 from testbed.collectives.registry import BACKENDS
-from testbed.comm.backend import Counters, Datapath
+from testbed.comm.collective import Counters
 from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
 from testbed.core.closing import Stacked
@@ -27,6 +27,7 @@ from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of
 from testbed.faults.timeline import Timeline
+from testbed.plan import Datapath
 from testbed.soak import calls, tap
 from testbed.soak.calls import Spec, Work
 from testbed.soak.failures import Finding, accused
@@ -310,9 +311,13 @@ class Phase:
             return make_groups(members, capacity=task.capacity, **task.terms.model_dump() | terms)
         number = index - len(scenario.groups)
         exponent = known_exponent(scenario, number) if task.known else None
-        common: dict[str, Any] = {"exponent": exponent, "processing": task.terms.processing}
+        common: dict[str, Any] = {
+            "exponent": exponent,
+            "processing": task.terms.processing,
+            "aggregate": task.terms.aggregate,
+        }
         groups: Sequence[GroupSpec] = make_groups(members, **terms)
-        halos = make_graph(scenario, number).halos
+        halos = make_graph(scenario, number).halos_of(task.terms.halo)
         return [
             ExchangeSpec(group, halo, task.dim, task.aggregation, **common)
             for group, halo in zip(groups, halos, strict=True)

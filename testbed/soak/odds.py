@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.collectives.ring.layout import Layout, chunk_bytes_for
+from testbed.collectives.ring.layout import Layout, chunk_bytes_for, window_for
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Reorder, Rule
 from testbed.faults.spec import parse_fault
+from testbed.protocol.lanes import Lanes
 from testbed.soak.scenario import Exchange, Group
-from testbed.testing.reference import lanes_of
 
 __all__ = ["LEAST_PHASE", "Odds"]
 
@@ -74,10 +74,12 @@ class Odds:
     def all_reduce(self, group: Group, elements: int, mtu: int) -> float:
         """Seconds that an all-reduce takes."""
         ranks = len(group.members)
+        chunk_bytes = chunk_bytes_for(mtu, group.terms.chunk)
         chunks: int = Layout.plan(
-            elements, lanes_of(group.terms.lanes, ranks), chunk_bytes_for(mtu)
+            elements, Lanes.named(group.terms.lanes, ranks), chunk_bytes
         ).total
-        in_a_row = max(1.0, chunks / min(group.terms.window * ranks, _TOKENS))
+        window = window_for(group.terms.window, ranks, chunk_bytes, tokens=group.terms.tokens)
+        in_a_row = max(1.0, chunks / (window * ranks))
         hops = 2 * (ranks - 1)
         lost = hops * (1 / self.passes - 1) + 2 * (1 / self.once - 1)
         way = _RANK * ranks + hops * self.waits

@@ -14,11 +14,20 @@ from numpy.typing import NDArray
 from testbed.comm.backend import Tensor, float32_sum_bound
 from testbed.comm.options import Lanes
 from testbed.exchange.pinch.fixed_point import SLACK
+from testbed.protocol.lanes import Lanes as LaneFormat
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.status import finite_absmax
 from testbed.soak.scenario import Scenario, make_embeddings, make_graph, make_input
-from testbed.testing.aggregates import Format, exact, magnitude, sent
-from testbed.testing.reference import agree, exact_sum, lanes_of
+from testbed.testing.aggregates import (
+    Format,
+    HasHalos,
+    Travelling,
+    exact,
+    float_aggregates,
+    magnitude,
+    sent,
+)
+from testbed.testing.reference import agree, exact_sum
 
 __all__ = [
     "Answer",
@@ -89,18 +98,36 @@ def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
 
 def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     exchange, graph = scenario.exchanges[index], make_graph(scenario, index)
-    form, senders = Format(16 if exchange.terms.lanes == "int16" else 32), sent(graph)
-    guess = ScaleGuess(slack=SLACK)
-    known = known_exponent(scenario, index) if exchange.known else None
     embeddings = [
         make_embeddings(scenario, index, number) for number in range(len(exchange.magnitudes))
     ]
+    if exchange.terms.aggregate == "process":
+        floats = [
+            [
+                Answer(value)
+                for value in float_aggregates(graph, x, exchange.aggregation, exchange.terms.halo)
+            ]
+            for x in embeddings
+        ]
+        for _ in range(exchange.times):
+            yield from floats
+        return
+    travels: HasHalos = graph
+    aggregation = exchange.aggregation
+    if exchange.terms.halo == "cover":
+        travels = covered = Travelling.of(graph, aggregation)
+        aggregation = covered.aggregation
+    form, senders = Format(16 if exchange.terms.lanes == "int16" else 32), sent(travels)
+    guess = ScaleGuess(slack=SLACK)
+    known = known_exponent(scenario, index) if exchange.known else None
+    if isinstance(travels, Travelling):
+        embeddings = [travels.rows(graph, x, exchange.aggregation) for x in embeddings]
     seen: dict[tuple[int, int], list[Answer]] = {}
     for number in list(range(len(embeddings))) * exchange.times:
         x = embeddings[number]
         exponent = agree(guess, magnitude(x[senders])) if known is None else known
         if (number, exponent) not in seen:
-            exactly = exact(graph, form.quantize(x, exponent), exchange.aggregation, form, exponent)
+            exactly = exact(travels, form.quantize(x, exponent), aggregation, form, exponent)
             seen[number, exponent] = [Answer(value) for value in exactly]
         yield seen[number, exponent]
 
@@ -132,7 +159,7 @@ class RingReference:
         """
         if inputs[0].size == 0:
             return 0
-        seen = lanes_of(self._lanes, len(inputs)).exponent_for(
+        seen = LaneFormat.named(self._lanes, len(inputs)).exponent_for(
             max(finite_absmax(values) for values in inputs)
         )
         return agree(self._guesses.setdefault(inputs[0].size, ScaleGuess()), seen)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.soak.scenario import Scenario
 
 __all__ = ["Coverage", "Report"]

@@ -129,7 +129,10 @@ class Exchange:
     def __str__(self) -> str:
         scale = "known" if self.known else "agreed"
         lanes, window, processing = self.terms.lanes, self.terms.window, self.terms.processing
-        terms = f"pinch, {lanes}, window {window}, {processing}, {self.aggregation}, scale {scale}"
+        terms = (
+            f"pinch, {lanes}, window {window}, {processing}, aggregate {self.terms.aggregate}, halo"
+            f" {self.terms.halo}, {self.aggregation}, scale {scale}"
+        )
         graph = (
             f"{self.vertices} vertices of {self.dim} elements, {self.entries} entries and a hub of"
             f" {self.hub}"

@@ -22,8 +22,8 @@ from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, TestbedError
 from testbed.fabric.namespace import inside
 from testbed.kernel import Map, RingReader
-from testbed.kernel.abi import dtype
 from testbed.plan import FabricPlan
+from testbed.protocol.wire import FRAME
 from testbed.soak import tap
 from testbed.worker import Workers
 
@@ -48,7 +48,7 @@ def _places() -> Iterator[tuple[str, tuple[int, int]]]:
     """Fields of ``struct ring_frame``: of the headers below ours what is looked at, and all of
     ours.
     """
-    for name, (kind, offset, *_) in (dtype("ring_frame").fields or {}).items():
+    for name, (kind, offset, *_) in (FRAME.fields or {}).items():
         if kind.fields is None:
             yield name, (offset, kind.itemsize)
             continue

@@ -2,20 +2,36 @@
 ``testbed/native/pinch.c``. Pure.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
+from testbed.exchange.options import HaloChoice
 from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
+from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
 from testbed.testing.reference import agree
 
-__all__ = ["Format", "exact", "exact_aggregates", "integers", "magnitude", "sent"]
+__all__ = [
+    "Format",
+    "HasHalos",
+    "Travelling",
+    "exact",
+    "exact_aggregates",
+    "float_aggregates",
+    "integers",
+    "magnitude",
+    "sent",
+]
 
 FLOAT32 = np.finfo(np.float32)
 
@@ -66,10 +82,55 @@ class Format:
             return (sums.astype(np.float64) * step).astype(np.float32)
 
 
-def sent(graph: Partitioned) -> NDArray[np.int64]:
-    """Vertices that some rank sends."""
+class HasHalos(Protocol):
+    """All ranks' halos."""
+
+    @property
+    def halos(self) -> tuple[Halo, ...]:
+        """By rank."""
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """What ranks send where a minimum vertex cover travels, with the range of embeddings.
+
+    :param halos: All ranks', as `Pinch` uses them.
+    :param aggregation: How received rows are aggregated.
+    """
+
+    halos: tuple[Halo, ...]
+    aggregation: Aggregation
+
+    @classmethod
+    def of(cls, graph: Partitioned, aggregation: Aggregation) -> Travelling:
+        """Make that of a graph."""
+        scaled = [scaled_sums(halo, aggregation) for halo in graph.covers]
+        return cls(tuple(halo for halo, _ in scaled), scaled[0][1])
+
+    def rows(
+        self, graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation
+    ) -> NDArray[np.float32]:
+        """Form the rows of all ranks, by number, in the float32 arithmetic that exchanges use."""
+        found = np.zeros(((1 + graph.world) * len(x), x.shape[1]), np.float32)
+        if aggregation == "sum":
+            aggregation = self.aggregation
+        for halo, part in zip(self.halos, graph.split(x), strict=True):
+            sums = halo.sums
+            assert sums is not None
+            formed = np.empty((len(sums.numbers), x.shape[1]), np.float32)
+            Adjacency(sums.indptr, sums.indices, sums.weights, x.shape[1], aggregation).aggregate(
+                part, formed
+            )
+            found[sums.numbers] = formed
+        return found
+
+
+def sent(graph: HasHalos) -> NDArray[np.int64]:
+    """Numbers of the rows that some rank sends: those of vertices, or partial sums."""
     return np.unique(
-        np.concatenate([halo.owned[positions] for halo in graph.halos for positions in halo.sends])
+        np.concatenate(
+            [halo.numbers[positions] for halo in graph.halos for positions in halo.sends]
+        )
     )
 
 
@@ -79,13 +140,13 @@ def magnitude(x: NDArray[np.float32]) -> int:
 
 
 def exact(
-    graph: Partitioned,
+    graph: HasHalos,
     lanes: NDArray[np.int64],
     aggregation: Aggregation,
     form: Format,
     exponent: int,
 ) -> list[NDArray[np.float32]]:
-    """Each rank's aggregates of lanes of all vertices."""
+    """Each rank's aggregates of lanes of all rows that travel, by number."""
     found = []
     for halo, sums in zip(graph.halos, integers(graph, lanes, aggregation, form.bits), strict=True):
         scale = weight_scale(halo, form.bits) if aggregation == "weighted" else 1.0
@@ -97,7 +158,7 @@ def exact(
 
 
 def integers(
-    graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int
+    graph: HasHalos, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int
 ) -> list[NDArray[np.int64]]:
     """Each rank's accumulators, one lane each."""
     found = []
@@ -122,19 +183,49 @@ def integers(
     return found
 
 
+def float_aggregates(
+    graph: Partitioned,
+    x: NDArray[np.float32],
+    aggregation: Aggregation,
+    choice: HaloChoice = "rows",
+) -> list[NDArray[np.float32]]:
+    """What each rank's `aggregate` must give where processes add up float32 rows, bit for bit."""
+    halos, dim = graph.halos_of(choice), x.shape[1]
+    if choice == "cover":
+        x = Travelling(halos, aggregation).rows(graph, x, aggregation)
+    found = []
+    for halo in halos:
+        out = np.empty((halo.num_owned, dim), np.float32)
+        Adjacency(halo.indptr, halo.indices, halo.weights, dim, aggregation).aggregate(
+            x[np.concatenate(halo.sources)], out
+        )
+        found.append(out)
+    return found
+
+
 def exact_aggregates(
     graph: Partitioned,
     x: NDArray[np.float32],
     aggregation: Aggregation,
     bits: int,
     guess: ScaleGuess | None = None,
+    choice: HaloChoice = "rows",
 ) -> list[NDArray[Any]]:
     """What each rank's `aggregate` must give without a cache.
 
     :param guess: The predicted scale, from the previous exchange, which is updated. None: there was
         no previous one.
+    :param choice: What travels.
     """
-    form, seen = Format(bits), magnitude(x[sent(graph)])
+    travels: HasHalos = graph
+    if choice == "cover":
+        covered = Travelling.of(graph, aggregation)
+        x, aggregation, travels = (
+            covered.rows(graph, x, aggregation),
+            covered.aggregation,
+            covered,
+        )
+    form, seen = Format(bits), magnitude(x[sent(travels)])
     guess = guess or ScaleGuess(slack=SLACK)
     exponent = agree(guess, seen)
-    return exact(graph, form.quantize(x, exponent), aggregation, form, exponent)
+    return exact(travels, form.quantize(x, exponent), aggregation, form, exponent)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testbed.comm.group import Lanes
-from testbed.testing.reference import Tensor, exact_sums, lanes_of
+from testbed.protocol.lanes import Lanes as Format
+from testbed.testing.reference import Tensor, exact_sums
 
 if TYPE_CHECKING:
     from testbed.testing.faults import FaultsInForce
@@ -18,13 +19,15 @@ class WrongSum(AssertionError):
     """A result is not the sum.
 
     :param element: Index of the first wrong element, of the flat tensor.
-    :param lane_bytes: Bytes of an element on the wire.
+    :param size: Elements of the tensor.
+    :param lanes: The group's format on the wire.
     """
 
-    def __init__(self, text: str, element: int, lane_bytes: int) -> None:
+    def __init__(self, text: str, element: int, size: int, lanes: Format) -> None:
         super().__init__(text)
         self.element = element
-        self.lane_bytes = lane_bytes
+        self.size = size
+        self.lanes = lanes
 
 
 def assert_exact(results: Sequence[Tensor], inputs: Sequence[Tensor], lanes: Lanes) -> None:
@@ -59,7 +62,8 @@ def assert_exact(results: Sequence[Tensor], inputs: Sequence[Tensor], lanes: Lan
         f"rank {rank} has {results[rank].flat[element]!r} at index {element}, the sum is"
         f" {expected.flat[element]!r}; wrong are {counts}, of {expected.size} elements each",
         element,
-        lanes_of(lanes, len(inputs)).bytes,
+        expected.size,
+        Format.named(lanes, len(inputs)),
     )
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testbed.collectives.registry import open_backend
-from testbed.comm.backend import Backend, Counters, Tensor
+from testbed.comm.backend import Backend, Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ class FaultsInForce(Stacked):
 
         :param at_most: Check at most this many records, evenly spaced, since Python checks some
             30,000 per second.
-        :returns: The number of records checked, all of which agree.
+        :returns: The number of records checked; all agree.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
         return self.injector.check_replay(at_most)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo, make_halos
 from testbed.exchange.interface import Aggregation
+from testbed.exchange.options import HaloChoice
 
 __all__ = ["UNIT", "Partitioned", "draw_partitioned", "embeddings"]
 
@@ -32,6 +34,15 @@ class Partitioned:
     def halos(self) -> tuple[Halo, ...]:
         """Each rank's part."""
         return make_halos(self.indptr, self.indices, self.owner, self.world, self.weights)
+
+    @cached_property
+    def covers(self) -> tuple[Halo, ...]:
+        """The same where a minimum vertex cover travels; see `cover_halos`."""
+        return cover_halos(self.halos)
+
+    def halos_of(self, choice: HaloChoice) -> tuple[Halo, ...]:
+        """Each rank's part, by what travels."""
+        return self.covers if choice == "cover" else self.halos
 
     @cached_property
     def remote(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from testbed.collectives.registry import BACKENDS, check_names
-from testbed.comm.backend import Counters, Tensor
+from testbed.comm.backend import Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.closing import Closing
 from testbed.datapath import set_datapath

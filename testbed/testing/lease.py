@@ -15,9 +15,8 @@ from testbed.testing import calls
 from testbed.worker import Workers
 
 if TYPE_CHECKING:
-    from testbed.comm.backend import Datapath
     from testbed.fabric import Fabric
-    from testbed.plan import FabricPlan
+    from testbed.plan import Datapath, FabricPlan
     from testbed.worker import Workers
 
 __all__ = ["Fabrics", "Lease"]

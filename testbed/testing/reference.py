@@ -11,14 +11,9 @@ from testbed.comm.group import Lanes as LaneType
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.scale import SLACK, ScaleGuess
 
-__all__ = ["agree", "exact_sum", "exact_sums", "lanes_of"]
+__all__ = ["agree", "exact_sum", "exact_sums"]
 
 Tensor = NDArray[np.float32]
-
-
-def lanes_of(lanes: LaneType, ranks: int) -> Lanes:
-    """The format that ``int16`` or ``int32`` stands for, for a number of ranks."""
-    return Lanes(16 if lanes == "int16" else 32, ranks)
 
 
 def agree(guess: ScaleGuess, seen: int) -> int:
@@ -41,7 +36,7 @@ def exact_sum(inputs: Sequence[Tensor], lanes: LaneType, exponent: int | None = 
     """
     if len(inputs) == 1 or not inputs[0].size:
         return inputs[0].copy()
-    of_group = lanes_of(lanes, len(inputs))
+    of_group = Lanes.named(lanes, len(inputs))
     if exponent is None:
         exponent = _least_exponent(inputs, of_group)
     total = sum(of_group.quantize(tensor, exponent).astype(np.int64) for tensor in inputs)
@@ -54,7 +49,7 @@ def exact_sums(inputs: Sequence[Tensor], lanes: LaneType) -> list[Tensor]:
     Ranks quantize with the exponent of the collective before, which may be up to
     :data:`testbed.protocol.scale.SLACK` too high.
     """
-    least = _least_exponent(inputs, lanes_of(lanes, len(inputs)))
+    least = _least_exponent(inputs, Lanes.named(lanes, len(inputs)))
     return [exact_sum(inputs, lanes, least + more) for more in range(SLACK + 1)]
 
 

@@ -86,9 +86,10 @@ def log_lines(records: NDArray[Any], names: Sequence[str]) -> Iterator[str]:
 
 
 def _chunk(error: WrongSum, mtu: int) -> int:
-    from testbed.collectives.ring.layout import chunk_bytes_for
+    from testbed.collectives.ring.layout import CHECK_BYTES, Layout, chunk_bytes_for
 
-    return error.element * error.lane_bytes // chunk_bytes_for(mtu)
+    layout = Layout.plan(error.size, error.lanes, chunk_bytes_for(mtu))
+    return error.element // ((layout.length - CHECK_BYTES) // error.lanes.bytes)
 
 
 def _around(records: NDArray[Any], chunk: int) -> NDArray[Any]:

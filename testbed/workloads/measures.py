@@ -62,6 +62,9 @@ def record_times(table: Table, trial: int, backend: str, ranks: Sequence[RankEpo
     :param ranks: One epoch's results, in rank order.
     """
     epoch = ranks[0].epoch
+    table.collectives = {
+        rank: (result.entered.tolist(), result.left.tolist()) for rank, result in enumerate(ranks)
+    }
     last = np.max([result.entered for result in ranks], axis=0)
     for rank, result in enumerate(ranks):
         rows = {

@@ -9,13 +9,14 @@ from pydantic import Field, field_serializer, model_validator
 from testbed.comm.options import AffinityOf, GroupOptions, Timeout
 from testbed.core.tables import Named, Table
 from testbed.faults.spec import Fault, format_fault
-from testbed.plan import FabricOptions
+from testbed.plan import TAKES_K, FabricOptions
+from testbed.telemetry.options import TelemetryOptions
 from testbed.workloads.registry import WORKLOADS
 from testbed.workloads.validate import check_faults
 from testbed.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from testbed.comm.backend import Datapath
+    from testbed.plan import Datapath
 
 __all__ = ["Scenario", "ScenarioSpec", "SystemTable"]
 
@@ -62,6 +63,7 @@ class Scenario(Table):
 
     scenario: ScenarioSpec
     fabric: FabricOptions = FabricOptions()
+    telemetry: TelemetryOptions = TelemetryOptions()
     faults: tuple[Fault, ...] = Field(default=(), strict=False)
 
     @property
@@ -109,9 +111,10 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _shape_fits(self) -> Self:
-        if self.fabric.k is not None and self.fabric.topology != "leaf-spine":
+        if self.fabric.k is not None and self.fabric.topology not in TAKES_K:
             raise ValueError(
-                f"fabric.k: only topology leaf-spine has it, not {self.fabric.topology}"
+                f"fabric.k: only topologies {' and '.join(TAKES_K)} have it, not"
+                f" {self.fabric.topology}"
             )
         return self
 

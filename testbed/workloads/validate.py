@@ -4,14 +4,13 @@ anything is built.
 
 from collections.abc import Mapping, Sequence
 
-from testbed.comm.backend import Datapath
 from testbed.core.errors import SpecError
 from testbed.faults.events import Flood, check_floods, check_overlap
 from testbed.faults.limits import bucket_table, each_limited
 from testbed.faults.netem import netem_table
 from testbed.faults.rules import check_number
 from testbed.faults.spec import Fault, events_of, hosts_of, limits_of, rules_of
-from testbed.plan import FabricOptions, FabricPlan, plan_fabric
+from testbed.plan import Datapath, FabricOptions, FabricPlan, plan_fabric
 
 __all__ = ["check_faults"]
 

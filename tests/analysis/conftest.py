@@ -1,6 +1,6 @@
 """A run's folder with invented, known numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,34 @@ from testbed.scenario import parse_scenario
 
 SECONDS = {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
 """Time in all-reduce per epoch; computing takes one second with any backend."""
+
+TELEMETRY = (
+    ("h1", "cpu.model", 0.5),
+    ("h2", "cpu.model", 0.5),
+    ("h1", "cpu.tcp", 0.2),
+    ("h1", "cpu.softirq.tcp", 0.1),
+    ("s1", "cpu.softirq.switch", 0.1),
+    ("h1", "cpu.program.ring_link", 0.03),
+    ("h2", "cpu.softirq.program.ring_execute", 0.02),
+    ("machine", "cpu.python", 7.0),
+    ("machine", "cpu.idle", 1.0),
+    ("h1", "communication_cpu.tcp", 0.2),
+    ("h1", "communication_cpu.softirq.tcp", 0.1),
+    ("h2", "communication_cpu.reduce", 0.08),
+    ("h2", "communication_cpu.scheduler", 0.01),
+    ("h2", "communication_cpu.unclassified", 0.01),
+    ("machine", "communication_cpu.python", 7.0),
+)
+"""Node, metric and seconds in the sampled epoch."""
+
+
+def fill_telemetry(table: Table, backends: Iterable[str]) -> None:
+    for backend in backends:
+        for metric, epoch in (("counted_time", 0), ("sampled_time", 1)):
+            table.add(0, backend, metric, 2.0, "s", epoch=epoch, labels={"node": "all"})
+        for node, metric, seconds in TELEMETRY:
+            table.add(0, backend, metric, seconds, "s", epoch=1, labels={"node": node})
+
 
 RunMaker = Callable[..., Path]
 
@@ -98,6 +126,7 @@ def make_run(tmp_path: Path) -> RunMaker:
         scenario_faults: tuple[str, ...] = (),
         offload: str = "on",
         faults: Callable[[Table], None] | None = None,
+        telemetry: bool = False,
     ) -> Path:
         scenario = parse_scenario(
             {
@@ -120,6 +149,8 @@ def make_run(tmp_path: Path) -> RunMaker:
                 (loss or {}).get(backend, 2.0),
                 (accuracy or {}).get(backend, 0.8),
             )
+        if telemetry:
+            fill_telemetry(table, seconds)
         if faults:
             faults(table)
         manifest: dict[str, Any] = {

@@ -47,7 +47,7 @@ class References(HTMLParser):
 
 
 def test_report_is_one_file(make_run: RunMaker) -> None:
-    report, _ = make_report(make_run())
+    report, _ = make_report(make_run(telemetry=True))
     html = report.read_text()
     parser = References()
     parser.feed(html)
@@ -128,7 +128,7 @@ def test_report_answers_first_and_escapes(make_run: RunMaker) -> None:
 
 
 def test_figures_have_their_csv(make_run: RunMaker) -> None:
-    path = make_run()
+    path = make_run(telemetry=True)
     make_report(path)
     names = sorted(FIGURES)
     assert sorted(p.stem for p in (path / "figures").glob("*.png")) == names

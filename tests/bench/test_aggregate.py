@@ -1,8 +1,6 @@
 """Aggregation: cases, inputs, text; and the command on a real fabric."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,20 +15,13 @@ from testbed.bench.aggregate import (
 )
 from testbed.bench.exchange_calls import make_rows
 from testbed.bench.exchange_session import Measured
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.core.errors import SpecError
+from tests.support.command import run_testbed
 
 
 def bench(*arguments):
-    command = [
-        sys.executable,
-        "-c",
-        "from testbed.cli import main; main()",
-        "bench",
-        "aggregate",
-        *arguments,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return run_testbed("bench", "aggregate", *arguments)
 
 
 @pytest.mark.parametrize(

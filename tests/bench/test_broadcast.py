@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,21 +17,14 @@ from testbed.bench.broadcast import (
 )
 from testbed.bench.exchange_session import Measured, Options, combine
 from testbed.bench.row import Turn
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.core.errors import SpecError
 from testbed.plan import plan_fabric
+from tests.support.command import run_testbed
 
 
 def bench(*arguments):
-    command = [
-        sys.executable,
-        "-c",
-        "from testbed.cli import main; main()",
-        "bench",
-        "broadcast",
-        *arguments,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return run_testbed("bench", "broadcast", *arguments)
 
 
 def make_measured(exchange, microseconds, wrong=0, syscalls=None):

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,11 @@ from testbed.bench import delay_line
 from testbed.core.errors import SpecError
 from testbed.faults.delay_counters import DelayCounters
 from testbed.kernel.abi import Struct
+from tests.support.command import run_testbed
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [
-        sys.executable,
-        "-c",
-        "from testbed.cli import main; main()",
-        "bench",
-        "delay-line",
-        *arguments,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return run_testbed("bench", "delay-line", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ faults.
 import csv
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,12 +12,13 @@ import pytest
 from testbed.bench.loss import Options
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.loss_table import header_lines, lossless_of, requirement_lines, row_line
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.core.errors import SpecError
 from testbed.faults.identity import KINDS
 from testbed.faults.log import RECORD
 from testbed.faults.rule_table import Action
 from testbed.plan import plan_fabric
+from tests.support.command import PROGRAM, run_testbed
 
 
 def make_cell(loss=0.0, times=(0.01, 0.02, 0.03), **changes):
@@ -147,14 +147,7 @@ def test_the_command_measures_and_draws(tmp_path):
         "--backends",
         "xdp-ring/origin,xdp-ring/timer,tcp-ring",
     ]
-    command = [
-        sys.executable,
-        "-c",
-        "from testbed.cli import main; main()",
-        "bench",
-        "faults",
-        *options,
-    ]
+    command = [*PROGRAM, "bench", "faults", *options]
     done = subprocess.run(
         [*command, "--figure", str(figure), "--json", str(result)],
         capture_output=True,
@@ -191,15 +184,7 @@ def test_a_cell_that_exceeds_its_budget_is_reported(tmp_path):
         "--budget",
         "1",
     ]
-    command = [
-        sys.executable,
-        "-c",
-        "from testbed.cli import main; main()",
-        "bench",
-        "faults",
-        *options,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = run_testbed("bench", "faults", *options, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
     cells = [line for line in done.stdout.splitlines() if line.startswith("  tcp-ring")]
     assert len(cells) == 2

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from testbed.bench.observed import Observed, windows_of
 from testbed.bench.row import Turn, algbw, busbw, make_row
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
+from testbed.telemetry.profile import Profile
 
 
 def test_bandwidths():
@@ -57,3 +59,22 @@ def test_syscalls_may_be_unknown():
 def test_iterations_must_match():
     with pytest.raises(ValueError, match="zip"):
         make_row("mpi", 4, [[make_turn([1.0], [2.0]), make_turn([1.0, 2.0], [2.0, 3.0])]], None)
+
+
+def test_overhead_compares_turns_that_follow_each_other():
+    """The machine is twice as slow in the second pair of turns, which is no overhead."""
+    profile = Profile(seconds=1.0, inside=1.0, cpus=2, rate=997, lost=0, samples=())
+    plain = [[make_turn([0.0, 1.0], [0.1, 1.1])], [make_turn([2.0], [2.2])]]
+    watched = [[make_turn([0.0, 1.0], [0.105, 1.105])], [make_turn([2.0], [2.21])]]
+    observed = Observed.of([(ranks, profile) for ranks in watched], counts=profile, counted=3)
+    row = make_row("gloo", 4, plain, None, observed)
+    assert row.overhead == pytest.approx(0.05)
+    assert row.times == pytest.approx((0.1, 0.1, 0.2))
+    telemetry = row.to_dict({})["telemetry"]
+    assert (telemetry["overhead"], telemetry["seconds"]) == (row.overhead, 2.0)
+    assert make_row("gloo", 4, plain, None).overhead is None
+
+
+def test_windows_last_from_the_first_start_to_the_last_end():
+    ranks = [make_turn([1.0, 3.0], [2.0, 4.0]), make_turn([0.5, 3.5], [1.5, 4.5])]
+    assert windows_of(ranks) == {"*": ([0.5, 3.0], [2.0, 4.5])}

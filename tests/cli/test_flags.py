@@ -12,13 +12,17 @@ from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.core.tables import Table
 from testbed.exchange.options import ExchangeOptions
-from testbed.plan import FabricOptions
+from testbed.plan import FabricOptions, SimulatedFabricOptions
 
 MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench allreduce": ((FabricOptions, CollectiveOptions), set()),
     "bench faults": ((FabricOptions, CollectiveOptions), {"recovery"}),
     "bench broadcast": ((FabricOptions, ExchangeOptions), {"hosts", "bound", "staleness"}),
     "bench aggregate": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
+    "bench sim": (
+        (SimulatedFabricOptions, CollectiveOptions),
+        {"timeout", "affinity", "recovery", "reorder_threshold", "on_overflow"},
+    ),
     "up": ((FabricOptions,), set()),
 }
 """The models whose keys are flags of a command, and the keys that are not, because the command
@@ -103,9 +107,9 @@ def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
         (["--recovery", "owner"], '--recovery: "owner": must be origin or upstream'),
         (["--reorder-threshold", "4097"], "--reorder-threshold: 4097: must be 0 to 4096"),
         (["--affinity", "core"], '--affinity: "core": must be none or rank'),
-        (["--mtu", "100"], "--mtu: 100: must be 576 to 9000"),
+        (["--mtu", "100"], "--mtu: 100: must be 576 to 65535"),
         (["--offload", "no"], '--offload: "no": must be on or off'),
-        (["--topology", "mesh"], '--topology: "mesh": must be star, ring or leaf-spine'),
+        (["--topology", "mesh"], '--topology: "mesh": must be star, ring, leaf-spine or fat-tree'),
     ],
 )
 def test_options_of_a_bench_are_refused_by_their_flags(arguments: list[str], text: str) -> None:

@@ -29,6 +29,7 @@ LISTS = {  # options that take a list of numbers, sizes or times, by command
     ("bench", "faults"): ("--hosts", "--loss", "--size"),
     ("bench", "allreduce"): ("-b", "-e"),
     ("bench", "broadcast"): ("--receivers", "-b", "-e"),
+    ("bench", "sim"): ("--size",),
     ("bench", "aggregate"): ("--dims", "--degrees"),
 }
 ENDLESS = "1" + "0" * 30  # a number above every bound

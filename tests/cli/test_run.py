@@ -37,7 +37,6 @@ def test_help_has_examples() -> None:
     ("arguments", "text"),
     [
         (["--set", "fabric.host=4"], r"unknown key fabric\.host: .*did you mean hosts\?"),
-        (["--set", "fabric.mtu=9000"], r"fabric\.mtu: 9000: must be 576 to 3506 with xdp-ring"),
         (["--set", "epochs=2"], r"--set 'epochs=2': must be table\.key=value"),
     ],
 )

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count
-from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
-from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.memory import Stage, item_of
@@ -42,6 +40,7 @@ from tests.support.collectives.ring_calls import (
     set_seq_in,
 )
 from tests.support.fabric.helpers import wait_until
+from tests.support.fabric.tap import received, replay, tapped
 from tests.support.kept import kept
 from tests.support.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
 from tests.support.kernel.pair import Pair
@@ -471,17 +470,12 @@ def test_frames_recorded_in_one_run_do_no_harm_in_the_next() -> None:
         others = [
             [-make_input(size, rank) for rank in range(3)] for size in sizes
         ]  # of the same size, so with the same tag
-        with inside(
-            fabric.switches["s1"].namespace.fd,
-            lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)),
-        ) as tap:
-            tap.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 27)
-            tap.setblocking(False)
+        with tapped(fabric) as tap:
             group = groups.form(3)
             for values in others:
                 groups.sum(group, values)
-            recorded = set(received(tap))
-        kinds = {decode_frame(data).header.kind for data in recorded}
+            recorded = dict(received(tap))
+        kinds = {frame.header.kind for frame in recorded.values()}
         assert {FrameKind.REDUCE, FrameKind.RESULT} <= kinds
         groups.call(close_in, group, 3)
         groups.form(3, group)
@@ -494,24 +488,6 @@ def test_frames_recorded_in_one_run_do_no_harm_in_the_next() -> None:
         wait_until(lambda: met(groups, group, before) > len(recorded) // 2)
         groups.reduce(group, sizes, 32, 3)
         assert met(groups, group, before) <= len(recorded)
-
-
-def received(tap: socket) -> Iterator[bytes]:
-    """The ring's frames that a socket has received."""
-    while True:
-        try:
-            data = tap.recv(4096)
-        except BlockingIOError:
-            return
-        if decode_frame(data) is not None:
-            yield data
-
-
-def replay(fabric: Fabric, frames: list[bytes]) -> None:
-    with inside(fabric.hosts["h4"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0)) as wire:
-        wire.bind(("eth0", 0))
-        for data in frames:
-            wire.send(data)
 
 
 def met(groups: Groups, group: int, before: list[dict[str, int]]) -> int:

@@ -48,7 +48,7 @@ def test_every_group_that_forms_has_a_cookie_of_its_own():
             {"lanes": "int8"},
             'group: lanes = "int8": must be int16 or int32; did you mean int32?',
         ),
-        (HOSTS[:2], {"mtu": 100}, "group: mtu = 100: must be 576 to 9000"),
+        (HOSTS[:2], {"mtu": 100}, "group: mtu = 100: must be 576 to 65535"),
         (HOSTS[:2], {"window": 0}, "group: window = 0: must be 1 to 256"),
         (HOSTS[:2], {"timeout": 0.0}, "group: timeout = 0.0: must be more than 0, at most 3600"),
         (

@@ -113,7 +113,13 @@ def test_native_quantize(lanes, values, exponent, per_chunk) -> None:
     out = np.zeros((whole + 1, row), lanes.dtype)
     records = np.full((whole + 1, RECORD_WORDS), 7, np.uint64)
     absmax = NativeLanes(lanes).quantize(
-        values.ctypes.data, values.size, out.ctypes.data, per_chunk, records.ctypes.data, exponent
+        values.ctypes.data,
+        values.size,
+        out.ctypes.data,
+        out.strides[0],
+        per_chunk,
+        records.ctypes.data,
+        exponent,
     )
     np.testing.assert_array_equal(out[:, :per_chunk].reshape(-1)[: values.size], expected)
     if np.isfinite(values).all():
@@ -138,7 +144,9 @@ def test_native_dequantize(lanes, seed, count, exponent) -> None:
     with np.errstate(over="ignore"):
         expected = lanes.dequantize(sums, exponent)
     out = np.full(count + 1, 5, np.float32)
-    good = NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 32, out.ctypes.data, exponent)
+    good = NativeLanes(lanes).dequantize(
+        chunks.ctypes.data, count, chunks.strides[0], 32, out.ctypes.data, exponent
+    )
     assert good == len(chunks)
     np.testing.assert_array_equal(out[:count], expected)
     assert out[count] == 5
@@ -146,7 +154,9 @@ def test_native_dequantize(lanes, seed, count, exponent) -> None:
         bad = seed % whole
         chunks[bad, seed % 32] ^= 1
         assert (
-            NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 32, out.ctypes.data, exponent)
+            NativeLanes(lanes).dequantize(
+                chunks.ctypes.data, count, chunks.strides[0], 32, out.ctypes.data, exponent
+            )
             == bad
         )
 
@@ -166,13 +176,11 @@ def test_native_dequantize_of_large_arrays(bits, shift) -> None:
     )
     out = np.zeros(count + shift, np.float32)
     chunks = in_chunks(sums, 700)
-    assert NativeLanes(lanes).dequantize(
-        chunks.ctypes.data, count, 700, out[shift:].ctypes.data, 4
-    ) == len(chunks)
+    assert dequantize(lanes, chunks, count, 700, out[shift:], 4) == len(chunks)
     np.testing.assert_array_equal(out[shift:], lanes.dequantize(sums, 4))
 
 
-@given(st.sampled_from((64, 128)), st.integers(0, 2**32 - 1))
+@given(st.sampled_from((64, 128, 3456, 3520, 64_832)), st.integers(0, 2**32 - 1))
 def test_native_seal(length, seed) -> None:
     words = np.random.default_rng(seed).integers(0, 1 << 64, length // 8, np.uint64)
     record = np.zeros(RECORD_WORDS, np.uint64)
@@ -203,6 +211,12 @@ def test_checks_add_up_and_see_what_sums_do_not(ranks, seed, one, other, bit) ->
         wrong[[one, other]] ^= mask
         assert int(wrong.sum(dtype=np.uint64)) == int(total.sum(dtype=np.uint64))
         assert weigh(wrong) != weigh(total)
+
+
+def dequantize(lanes, chunks, count, per_chunk, out, exponent) -> int:
+    return NativeLanes(lanes).dequantize(
+        chunks.ctypes.data, count, chunks.strides[0], per_chunk, out.ctypes.data, exponent
+    )
 
 
 def in_chunks(sums: np.ndarray, per_chunk: int) -> np.ndarray:

@@ -10,12 +10,13 @@ from testbed.collectives.ring.layout import (
     CHECK_BYTES,
     LEAST_BLOCK,
     Layout,
+    Pace,
     chunk_bytes_for,
     chunks_for,
 )
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import status_bytes
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, MAX_PAYLOAD, offset_of
 
 CHUNK_BYTES = st.integers(1, MAX_PAYLOAD // BLOCK).map(lambda blocks: blocks * BLOCK)
 
@@ -30,7 +31,7 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     assert layout.count == count
     assert layout.status == status_bytes(lanes.ranks)
     # Everything fits, no chunk is superfluous, and the status shares no word with the lanes.
-    usable = chunk_bytes - CHECK_BYTES
+    usable = (layout.length if layout.total > 1 else chunk_bytes) - CHECK_BYTES
     needed = -(-count * lanes.bytes // 8) * 8 + layout.status
     assert (layout.total - 1) * usable < needed <= layout.total * usable
     # The status is at the very end.
@@ -40,14 +41,18 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     assert layout.length % BLOCK == 0
     assert 0 < layout.length <= chunk_bytes
     if layout.total > 1:
-        assert layout.length == chunk_bytes
+        # All frames are full. Jumbo ones are shorter if that takes no rank more of them.
+        assert layout.length == chunk_bytes or chunk_bytes > LINEAR_PAYLOAD
+        rounds = -(-needed // (lanes.ranks * (chunk_bytes - CHECK_BYTES)))
+        assert -(-layout.total // lanes.ranks) <= rounds or chunk_bytes <= LINEAR_PAYLOAD
     else:
         assert 0 <= layout.length - (needed + CHECK_BYTES) < BLOCK
     # Blocks are whole chunks; there are few blocks, and each is large enough to be worth a kick.
     whole = count // (usable // lanes.bytes)
     assert layout.block * BLOCKS >= whole
-    assert layout.block * chunk_bytes >= LEAST_BLOCK
-    assert chunks_for(count, lanes, chunk_bytes) == layout.total
+    assert layout.block * usable >= LEAST_BLOCK - CHECK_BYTES * layout.block
+    most = chunks_for(count, lanes, chunk_bytes)
+    assert layout.total == most or (chunk_bytes > LINEAR_PAYLOAD and layout.total < most)
 
 
 @given(
@@ -76,11 +81,24 @@ def test_the_status_is_found_again(count, lanes, chunk_bytes) -> None:
     assert layout.status_in(memory.reshape(-1), chunk_bytes) == status.tobytes()
 
 
-@pytest.mark.parametrize("mtu", [576, 1400, 1500, 3490, 3506, 9000])
+@pytest.mark.parametrize("mtu", [576, 1400, 1500, 3490, 3506, 3560, 9000, 65_535])
 def test_frames_fit_the_mtu(mtu) -> None:
     chunk_bytes = chunk_bytes_for(mtu)
     assert chunk_bytes % BLOCK == 0
     assert chunk_bytes <= MAX_PAYLOAD
-    packet = FRAME_BYTES - 14 + chunk_bytes
+    packet = offset_of(chunk_bytes) - 14 + chunk_bytes
     assert packet <= mtu
-    assert chunk_bytes == MAX_PAYLOAD or packet + BLOCK > mtu
+    assert chunk_bytes in (LINEAR_PAYLOAD, MAX_PAYLOAD) or packet + BLOCK > mtu
+
+
+@given(st.integers(1, 1 << 22), st.integers(1, 8), st.integers(1, 1 << 24), st.integers(64, 65_535))
+def test_what_a_user_gives_replaces_the_rule(count, tokens, size, most) -> None:
+    lanes = Lanes(16, 4)
+    chunk_bytes = chunk_bytes_for(65_535, most)
+    assert chunk_bytes == min(most // BLOCK * BLOCK, MAX_PAYLOAD)
+    layout = Layout.plan(count, lanes, chunk_bytes, pace=Pace(tokens, size))
+    rule = Layout.plan(count, lanes, chunk_bytes)
+    if rule.total > 1:
+        assert (layout.block - 1) * rule.length < size <= layout.block * rule.length
+    assert layout.window == (tokens if chunk_bytes > LINEAR_PAYLOAD else 0)
+    assert (layout.total, layout.length) == (rule.total, rule.length)

@@ -10,7 +10,8 @@ import pytest
 
 from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.registry import modules_of, open_backend
-from testbed.comm.backend import Counters, float32_sum_bound
+from testbed.comm.backend import float32_sum_bound
+from testbed.comm.collective import Counters
 from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric

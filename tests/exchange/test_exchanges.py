@@ -104,6 +104,19 @@ def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
         assert 0 < sent.packets < sent.wire_bytes / 54
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pinch"])
+@pytest.mark.fabric(hosts=4)
+def test_partial_sums_travel_instead_of_rows(name: str, hosts: Hosts) -> None:
+    """`pinch` has a test of its own, bit for bit."""
+    for graph in (draw_partitioned(0, 8000, 60_000, 4, hub=20_000), draw_partitioned(1, 9, 200, 4)):
+        for kind in KINDS:
+            x = embeddings(0, graph, 17)
+            number = hosts.open(graph, 17, kind, halo="cover")
+            hosts.check(
+                graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])]
+            )
+
+
 @every
 @pytest.mark.fabric(hosts=3)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

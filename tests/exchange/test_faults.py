@@ -4,7 +4,7 @@ have fired.
 
 import pytest
 
-from testbed.core.errors import CollectiveError, WorkerDied
+from testbed.core.errors import CollectiveError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.testing import assert_faults_fired
@@ -73,16 +73,7 @@ def test_a_killed_rank_is_named_by_all_others(
     with faults("kill host=h2 at=50ms"):
         while len(errors) < 3:
             outcomes = workers.call_all(calls.aggregate, by_host, timeout=20, errors="return")
-            alive = {
-                host: outcome[0]
-                for host, outcome in outcomes.items()
-                if not isinstance(outcome, WorkerDied)
-            }
-            errors |= {
-                host: outcome
-                for host, outcome in alive.items()
-                if isinstance(outcome, CollectiveError)
-            }
+            errors |= calls.errors_of(outcomes)
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
         # A rank that gives up closes gloo's connections, and others may notice this before they

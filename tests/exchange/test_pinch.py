@@ -4,9 +4,7 @@ earlier ones, a cache.
 
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
-from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 
 import numpy as np
 import pytest
@@ -15,12 +13,12 @@ from testbed.core.errors import CollectiveError
 from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.layout import RowLayout
 from testbed.exchange.pinch.vertex_tables import make_tables
-from testbed.fabric.namespace import inside
-from testbed.protocol.wire import PinchKind, decode
+from testbed.protocol.wire import PinchKind
 from testbed.testing import assert_faults_fired
 from testbed.testing.aggregates import Format, exact, magnitude
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in, assert_exact
+from tests.support.fabric.tap import received, replay, tapped
 
 TIMEOUT = 30.0  # seconds for an exchange
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
@@ -47,7 +45,8 @@ def test_aggregates_are_exact(hosts, lanes, kind, assert_nothing_left) -> None:
 
 
 @pytest.mark.parametrize(
-    "mtu", [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506)]
+    "mtu",
+    [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506, 9000)],
 )
 def test_other_mtus(hosts, mtu) -> None:
     graph = draw_partitioned(0, 200, 1500, 3)
@@ -67,6 +66,42 @@ def test_magnitudes_from_one_exchange_to_the_next(hosts) -> None:
     scales = [np.float32(10.0**power) for power in (0, 30, -30, 0, -36, 5)]
     with hosts.open(graph, 8) as exchange:
         exchange.check([x * scale for scale in scales] + [np.zeros_like(x), x])
+
+
+@pytest.mark.parametrize("lanes", ["int16", "int32"])
+def test_partial_sums_are_added_exactly(hosts, lanes) -> None:
+    """They are divided by powers of two, and added as often."""
+    graph = draw_partitioned(0, 3000, 20_000, 4, hub=5000)
+    inputs = [embeddings(turn, graph, 17) for turn in range(3)]
+    for kind in ("sum", "weighted", "max"):
+        with hosts.open(graph, 17, kind, lanes, halo="cover") as exchange:
+            exchange.check(inputs)
+    with hosts.open(graph, 17, "sum", lanes, halo="cover", bound=0.0) as cached:
+        first, second = cached.aggregate([inputs[0], inputs[0]])
+        for one, other in zip(first, second, strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("halo", ["rows", "cover"])
+@pytest.mark.parametrize("kind", ["sum", "weighted", "max"])
+def test_the_process_may_add_up_rows(hosts, kind, halo) -> None:
+    """In float32, as they are, also in several frames each, and on any CPU."""
+    graph = draw_partitioned(0, 1500, 12_000, 4, hub=3000)
+    for dim, processing in ((1, "pinned"), (17, "spread"), (64, "pinned"), (512, "spread")):
+        options = {"processing": processing, "aggregate": "process", "halo": halo}
+        with hosts.open(graph, dim, kind, **options) as exchange:
+            exchange.check([embeddings(turn, graph, dim) for turn in range(3)], times=3)
+
+
+def test_float32_rows_need_no_scale(hosts) -> None:
+    graph = draw_partitioned(0, 60, 600, 4)
+    x = embeddings(0, graph, 8)
+    with hosts.open(graph, 8, aggregate="process", exponent=-20) as exchange:
+        exchange.check([x * np.float32(1e-30), x * np.float32(1e30), x])
+        halo = graph.halos[1]
+        x[halo.owned[halo.sends[0][0]]] = np.nan
+        for result in exchange.aggregate([x])[0]:
+            assert "rank 1 (h2) has embeddings that are not finite" in str(result)
 
 
 def test_a_thousand_in_a_row(hosts) -> None:
@@ -108,51 +143,18 @@ def test_two_at_once_on_the_same_hosts(hosts) -> None:
             )
 
 
-def received(tap: socket) -> Iterator[bytes]:
-    """The exchange's frames that a socket has received."""
-    while True:
-        try:
-            data = tap.recv(4096)
-        except BlockingIOError:
-            return
-        found = decode(data)
-        if found is not None and found.header.kind in (
-            PinchKind.EMBED,
-            PinchKind.ACK,
-            PinchKind.HANDSHAKE,
-        ):
-            yield data
-
-
-def replay(fabric, frames: list[bytes]) -> None:
-    with inside(fabric.hosts["h4"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0)) as wire:
-        wire.bind(("eth0", 0))
-        for data in frames:
-            wire.send(data)
-
-
 @pytest.mark.fabric(hosts=4, switch="bridge", datapath="xdp")
 def test_replayed_frames_of_earlier_exchanges_do_no_harm_in_later_ones(hosts, fabric) -> None:
     """A host outside replays them, with the cookie that is still valid. A bridge forwards to it
     what a switch program does not.
     """
     graph = draw_partitioned(0, 400, 4000, 3, hub=1000)
-    with (
-        hosts.open(graph, 64, "weighted") as exchange,
-        inside(
-            fabric.switches["s1"].namespace.fd,
-            lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)),
-        ) as tap,
-    ):
-        tap.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 27)
-        tap.setblocking(False)
+    with hosts.open(graph, 64, "weighted") as exchange, tapped(fabric) as tap:
         exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
-        recorded = sorted(set(received(tap)))
-        assert {decode(data).header.kind for data in recorded} == {
-            PinchKind.EMBED,
-            PinchKind.ACK,
-            PinchKind.HANDSHAKE,
-        }
+        kinds = {PinchKind.EMBED, PinchKind.ACK, PinchKind.HANDSHAKE}
+        kind_of = {data: frame.header.kind for data, frame in received(tap)}
+        assert kinds <= set(kind_of.values())
+        recorded = sorted(data for data, kind in kind_of.items() if kind in kinds)
         before = exchange.measures()["bad_seq"]
         replayed = threading.Thread(target=replay, args=(fabric, recorded))
         replayed.start()

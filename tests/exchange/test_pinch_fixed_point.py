@@ -13,7 +13,13 @@ from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.kernel.abi import dtype
 from testbed.protocol.wire import weigh
-from testbed.testing.aggregates import Format, exact_aggregates
+from testbed.testing.aggregates import (
+    Format,
+    Travelling,
+    exact_aggregates,
+    magnitude,
+    sent,
+)
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange import pinch_reference as reference
 from tests.support.exchange.graphs import partitioned
@@ -246,6 +252,41 @@ def test_every_error_is_within_its_bound_at_any_magnitude(bits, kind, magnitude)
     graph = draw_partitioned(1, 60, 2000, 3, hub=1000)
     x = (embeddings(1, graph, 4) / np.float32(4096) * np.float32(magnitude)).astype(np.float32)
     check_bounds(graph, x, kind, bits)
+
+
+@BITS
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(partitioned(), st.integers(-110, 110), st.integers(0, 999))
+def test_every_error_with_partial_sums_is_within_its_bound(
+    bits, kind, graph, exponent, seed
+) -> None:
+    check_sums(graph, draw((len(graph.owner), 3), exponent, seed), kind, bits)
+
+
+@BITS
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_of_large_partial_sums_is_within_its_bound(bits, kind) -> None:
+    graph = draw_partitioned(1, 200, 4000, 3, hub=20_000)
+    x = embeddings(1, graph, 4)
+    check_sums(graph, x, kind, bits)
+    check_sums(graph, np.abs(x), kind, bits)
+    check_sums(graph, np.full_like(x, np.nextafter(np.float32(4), np.float32(0))), kind, bits)
+
+
+def check_sums(graph: Partitioned, x: np.ndarray, kind: Aggregation, bits: int) -> None:
+    absmax = float(np.abs(x).max(initial=0))
+    found = exact_aggregates(graph, x, kind, bits, choice="cover")
+    wanted, travels = graph.aggregates(x, kind), Travelling.of(graph, kind)
+    rows = travels.rows(graph, x, kind)[sent(travels)]
+    assert np.abs(rows).max(initial=0) <= 2.0 ** magnitude(x)
+    for halo, got, exact in zip(travels.halos, found, wanted, strict=True):
+        scale = weight_scale(halo, bits) if travels.aggregation == "weighted" else 1.0
+        bound = numbers(x.shape[1], bits, travels.aggregation, scale=scale).error_bound(
+            halo, absmax
+        )
+        other = got != exact  # infinities are equal
+        assert (np.abs(got[other] - exact[other]) <= np.broadcast_to(bound, got.shape)[other]).all()
 
 
 @given(st.floats(0, width=32, allow_infinity=False))

@@ -105,7 +105,9 @@ def test_weights_never_let_an_accumulator_overflow(weights, bits) -> None:
     most = (1 << (bits - 1)) - 1
     assert most * sum(map(abs, integers)) < 1 << (2 * bits - 1)
     # And the scale is no smaller than necessary.
-    if np.abs(weights).any():
+    if scale == 1.0:
+        assert not (weights % 1).any()
+    elif np.abs(weights).any():
         assert (
             max(map(abs, integers)) >= (1 << 31) - 2
             or sum(map(abs, integers)) >= (1 << bits) - len(weights) - 1
@@ -136,6 +138,13 @@ def test_a_vertex_with_too_many_neighbours_for_an_accumulator_is_refused() -> No
         make_tables(star(most + 1).halos[0], layout, "sum")
     make_tables(star(most + 1).halos[0], layout, "max")
     make_tables(star(most + 1).halos[0], RowLayout.plan(1, 32, 1500), "sum")
+
+
+def test_whole_weights_stay_exact_while_they_fit() -> None:
+    for bits in (16, 32):
+        assert weight_scale(star(3, [1, -64, 1024]).halos[0], bits) == 1.0
+    assert weight_scale(star(2, [1, 1 << 17]).halos[0], 16) < 1
+    assert weight_scale(star(2, [1, 1 << 17]).halos[0], 32) == 1.0
 
 
 def test_weights_may_be_zero() -> None:

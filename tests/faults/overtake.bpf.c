@@ -23,7 +23,7 @@ struct {
 	__uint(max_entries, 4096);
 } wakeups SEC(".maps");
 
-SEC("xdp")
+SEC("xdp.frags")
 int pass(struct xdp_md *ctx)
 {
 	__u32 index = 0;

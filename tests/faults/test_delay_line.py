@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from testbed.core.errors import FaultError, KernelError
 from testbed.datapath import set_datapath
-from testbed.fabric import Datapath, Fabric
+from testbed.fabric import Fabric
 from testbed.faults import delay_header
 from testbed.faults.delay_counters import BUCKETS, DelayCounters, lower_bound
 from testbed.faults.delay_header import DelayHeader, link_index
@@ -29,7 +29,7 @@ from testbed.faults.injector import Injector
 from testbed.kernel import BpfObject, Map, compile
 from testbed.kernel.abi import Struct
 from testbed.kernel.maps import BPF_F_MMAPABLE
-from testbed.plan import plan_fabric
+from testbed.plan import Datapath, plan_fabric
 from testbed.probes.netns import Namespace
 from testbed.worker import Workers
 from tests.support.rules import parse_rule

@@ -19,7 +19,7 @@ import pytest
 from testbed.comm.group import make_groups
 from testbed.core.errors import SpecError
 from testbed.datapath import set_datapath
-from testbed.fabric import Datapath, Fabric
+from testbed.fabric import Fabric
 from testbed.faults.copies import Walk
 from testbed.faults.events import Event
 from testbed.faults.fate import judge
@@ -28,7 +28,7 @@ from testbed.faults.identity import KINDS, Packet
 from testbed.faults.injector import Injector
 from testbed.faults.spec import events_of, parse_fault
 from testbed.faults.timeline import Timeline
-from testbed.plan import plan_fabric
+from testbed.plan import Datapath, plan_fabric
 from testbed.testing.leftovers import traces
 from testbed.worker import Workers
 from tests.support.fabric.helpers import wait_until

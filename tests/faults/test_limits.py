@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from testbed.core.errors import FaultError, SpecError
 from testbed.datapath import set_datapath
-from testbed.fabric import Datapath, Fabric
+from testbed.fabric import Fabric
 from testbed.faults.attach import LINK
 from testbed.faults.delay_header import link_index
 from testbed.faults.injector import Injector
@@ -22,7 +22,7 @@ from testbed.faults.shaper import Shaper, limited
 from testbed.faults.spec import format_fault, hosts_of, limits_of, parse_fault
 from testbed.kernel import XDP_DROP, BpfObject
 from testbed.kernel.abi import dtype
-from testbed.plan import plan_fabric
+from testbed.plan import Datapath, plan_fabric
 from testbed.worker import Workers
 from tests.support.faults import tcp
 

@@ -252,7 +252,7 @@ def test_equal_delays_share_a_table():
         3_000_000,
     )
     assert table.rules[0].ranges == (Range(),) * 5
-    assert table.holds
+    assert table.holds(1500)
 
 
 def test_hosts_and_numbers_of_rules_are_checked():

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.comm.backend import PHASES, Counters, Tensor
+from testbed.comm.backend import PHASES, Tensor
+from testbed.comm.collective import Counters
 from testbed.gnn.graph import GraphData
 from testbed.gnn.synthetic import SyntheticSpec, synthetic_graph
 

@@ -61,11 +61,13 @@ struct after_flags { struct flags flags; };
 struct anonymous { struct { __u32 a; }; __u32 b; };
 union either { __u32 a; __u64 b; };
 struct with_union { union either either; };
+struct alternatives { __u8 a; union { __u32 b; __u16 c[2]; }; __u32 d; };
 struct empty { };
 struct outer keep_outer;
 struct after_flags keep_flags;
 struct anonymous keep_anonymous;
 struct with_union keep_union;
+struct alternatives keep_alternatives;
 struct empty keep_empty;
 """
 
@@ -158,12 +160,24 @@ def test_a_struct_without_members(sample) -> None:
     assert sample.dtype("empty").itemsize == 0
 
 
+def test_members_of_an_unnamed_union_are_at_the_same_place(sample) -> None:
+    layout = sample.dtype("alternatives")
+    assert {name: offset for name, (_, offset) in layout.fields.items()} == {
+        "a": 0,
+        "b": 4,
+        "c": 4,
+        "d": 8,
+    }
+    assert layout["c"] == np.dtype(("<u2", (2,)))
+    assert layout.itemsize == 12
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
         (
             lambda btf: btf.dtype("nothing"),
-            "has no struct 'nothing': it has after_flags, anonymous",
+            "has no struct 'nothing': it has after_flags, alternatives",
         ),
         (lambda btf: btf.dtype("colour"), "has no struct 'colour'"),
         (lambda btf: btf.enum("outer"), "has no enum 'outer': it has colour, small"),

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from testbed.collectives.ring.xdp_ring import _Tensor
+from testbed.collectives.ring.xdp_ring import TensorKind
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.kernel.abi import dtype
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS, ResultState, Stage, WrKind, item_of
 from testbed.protocol.sequence import word_of
@@ -33,6 +32,7 @@ from testbed.protocol.wire import (
     weigh,
 )
 from tests.support.kernel import packets
+from tests.support.kernel.damage import damage
 from tests.support.kernel.packets import (
     CHUNKS,
     LENGTH,
@@ -62,21 +62,6 @@ SPARE = 8
 WIDTH = FRAME_BYTES + LENGTH + 64
 LATER = SEQ + 1
 
-WIDTHS = {
-    "magic": 2,
-    "version": 1,
-    "kind": 1,
-    "group": 2,
-    "cookie": 8,
-    "seq": 4,
-    "chunk": 4,
-    "checksum": 8,
-}
-WIDTHS |= dict.fromkeys(("stream", "hop", "sender", "receiver", "flags", "round"), 1)
-WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
-FIELDS = [(dtype("ring_frame").fields[name][1], width) for name, width in WIDTHS.items()]
-"""Offsets and widths of the fields of the ring's header."""
-
 
 def from_outside(data: bytes) -> bytes:
     frame = decode(data)
@@ -85,7 +70,7 @@ def from_outside(data: bytes) -> bytes:
 
 
 def tag_of(bits: int) -> int:
-    return _Tensor(1, Lanes(bits, RANKS), LENGTH).tag(0)
+    return TensorKind(1, Lanes(bits, RANKS), LENGTH).tag(0)
 
 
 def relabel(data: bytes, **fields: int) -> bytes:
@@ -270,7 +255,7 @@ def good_frames() -> list[bytes]:
         probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)),
         probe(2, Kind.ALIVE, flags=VERIFIED),
     ]
-    made += [nack(1), nack(4), nack(1, source=0), nack(1, flags=RESULT, prev=0), nack(1, **ANEW)]
+    made += [nack(1), nack(4), nack(1, source=0), nack(1, flags=RESULT, summed=0), nack(1, **ANEW)]
     made += [nack(0), nack(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
         owner = chunk % RANKS
@@ -307,23 +292,7 @@ class Mutations:
         random, rows = self.random, np.arange(count)
         chosen = random.integers(len(self.good), size=count)
         frames, lengths = self.good[chosen], self.lengths[chosen]
-        flips = random.integers(0, 7, count)
-        in_payload = random.random(count) < 0.4
-        for step in range(6):
-            place = np.where(
-                in_payload,
-                random.integers(FRAME_BYTES, WIDTH, count),
-                random.integers(0, FRAME_BYTES, count),
-            )
-            frames[rows, place] ^= np.where(
-                step < flips, 1 << random.integers(8, size=count), 0
-            ).astype(np.uint8)
-        for row in rows[random.random(count) < 0.4]:
-            place, width = FIELDS[random.integers(len(FIELDS))]
-            value = random.choice(
-                (0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1
-            )
-            frames[row, place : place + value.size] = value
+        damage(random, frames, WIDTH, 6)
         words = frames[:, FRAME_BYTES : FRAME_BYTES + LENGTH].copy().view(np.uint64)
         for row in rows[random.random(count) < 0.1]:
             one, other = random.integers(words.shape[1], size=2)

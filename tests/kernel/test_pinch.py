@@ -146,7 +146,7 @@ def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
         run = loaded.link(0, loaded.embed(sender, number, 0, attempt=1))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.sender, answer.header.chunk, answer.header.seq) == (0, number, SEQ)
+        assert (answer.header.sender, answer.header.number, answer.header.seq) == (0, number, SEQ)
         assert answer.destination.ip == loaded.groups[0].members[sender].ip
         assert bits(answer) == {n for s, n in numbers if s == sender}
     assert changes(loaded, 0, before) == {"peers"}  # which records that they were heard
@@ -355,10 +355,10 @@ def test_a_kick_becomes_frames_to_the_ranks_that_need_them(loaded) -> None:
         for data in sent:
             found = decode(data)
             to = int(found.destination.ip.rpartition(".")[2]) - 1
-            number = found.header.chunk
+            number = found.header.number
             fields = {
                 "flags": int(port.maps.frames["ask"][number]) >> to & 1,
-                "prev": found.header.prev,
+                "serial": found.header.serial,
             }
             exact = loaded.embed(rank, number, to, **fields)
             assert data[: len(exact)] == exact
@@ -379,7 +379,7 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
         assert in_flight(long, 1) == len(received(tap)) == window < count
         long.link(1, ack(port, 0, 4, range(5)))
         long.run(1, "pinch_send", kick)
-        assert [decode(data).header.chunk for data in received(tap)] == list(
+        assert [decode(data).header.number for data in received(tap)] == list(
             range(window, window + 5)
         )
 
@@ -421,7 +421,7 @@ def test_retransmissions_go_to_the_ranks_that_lack_a_frame(loaded) -> None:
                 assert len(sent) == lacking
                 asked = 0 if flag else ASK
                 assert all(
-                    (one.header.chunk, one.header.flags, one.header.kind) == (to_both, asked, kind)
+                    (one.header.number, one.header.flags, one.header.kind) == (to_both, asked, kind)
                     for one in sent
                 )
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
@@ -457,13 +457,13 @@ def test_a_rank_that_is_asked_says_which_frames_have_arrived(loaded, have) -> No
         loaded.link(0, loaded.embed(1, 0, 0))
     before, heard = loaded.memory(0), int(loaded.ports[0].maps.peers["heard"][1])
     for seq in (SEQ, SEQ - 1):
-        fields = {"chunk": 0, "seq": seq, "stream": 7, "prev": 77}
+        fields = {"number": 0, "seq": seq, "stream": 7, "serial": 77}
         run = loaded.link(
             0, frame(loaded.ports[0], np.empty(0, np.uint64), 1, PinchKind.ASK, **fields)
         )
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.chunk, answer.header.stream, answer.header.prev) == (0, 7, 77)
+        assert (answer.header.number, answer.header.stream, answer.header.serial) == (0, 7, 77)
         assert (
             (answer.payload == 0xFFFFFFFF).all()
             if seq < SEQ
@@ -484,22 +484,22 @@ def test_a_frame_overtaken_on_its_stream_is_lost(long) -> None:
     records = sent_records(long, 1)
     records["serial"][30], records["stream"][40] = 2, STREAM + 1
     have = set(range(64)) - {20, 30, 40, 50, 62}
-    run = long.link(1, ack(port, 0, 63, sorted(have), prev=1))
+    run = long.link(1, ack(port, 0, 63, sorted(have), serial=1))
     assert run.retval == XDP_REDIRECT
     kick = run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0")
     with long.wire() as tap:
         long.run(1, "pinch_send", kick)
         again = [decode(data).header for data in received(tap)]
-        assert [(header.chunk, header.attempt, header.flags) for header in again] == [
+        assert [(header.number, header.attempt, header.flags) for header in again] == [
             (20, 1, ASK),
             (50, 1, ASK),
         ]
         assert long.counters(1)["gaps"] == long.counters(1)["resent"] == 2
         long.run(1, "pinch_send", kick)
         assert received(tap) == []  # that was before they were retransmitted
-        later = ack(port, 0, 63, sorted(have), prev=int(records["serial"][50]) + 1)
+        later = ack(port, 0, 63, sorted(have), serial=int(records["serial"][50]) + 1)
         long.run(1, "pinch_send", long.link(1, later).data.ljust(len(kick), b"\0"))
-        assert [decode(data).header.chunk for data in received(tap)] == [20, 30, 50, 62]
+        assert [decode(data).header.number for data in received(tap)] == [20, 30, 50, 62]
 
 
 def test_round_trips_are_those_of_the_transmission_that_was_answered(long) -> None:
@@ -509,10 +509,10 @@ def test_round_trips_are_those_of_the_transmission_that_was_answered(long) -> No
     now = time.monotonic_ns() // 1000 & 0xFFFFFFFF
     sent_records(long, 1)["sent_us"] = (now - 1_000_000) & 0xFFFFFFFF
     samples, total = int(port.maps.control.rtt_samples), int(port.maps.control.rtt_sum_us)
-    long.link(1, ack(port, 0, 3, range(4), prev=9))
-    long.link(1, ack(port, 0, 4, range(5), prev=14, stream=STREAM + 1))
+    long.link(1, ack(port, 0, 3, range(4), serial=9))
+    long.link(1, ack(port, 0, 4, range(5), serial=14, stream=STREAM + 1))
     assert port.maps.control.rtt_samples == samples
-    long.link(1, ack(port, 0, 5, range(6), prev=15))
+    long.link(1, ack(port, 0, 5, range(6), serial=15))
     assert port.maps.control.rtt_samples == samples + 1
     assert 1_000_000 <= port.maps.control.rtt_sum_us - total < 2_000_000
 
@@ -632,7 +632,7 @@ def test_a_frame_that_may_have_overtaken_ones_handed_to_another_cpu_shows_no_los
         def stream() -> int:
             data = loaded.embed(*second, 0, flags=ASK, stream=3)
             if asks:
-                fields = {"chunk": second[1], "seq": SEQ, "stream": 3}
+                fields = {"number": second[1], "seq": SEQ, "stream": 3}
                 data = frame(port, np.empty(0, np.uint64), second[0], PinchKind.ASK, **fields)
             run = loaded.link(0, data)
             assert run.retval == XDP_TX

@@ -73,7 +73,7 @@ def test_a_rank_that_enters_sends_handshakes_to_all_others(loaded) -> None:
     for rank, found in zip((1, 2), said, strict=True):
         frames = len([1 for sender, _ in loaded.numbers_to(rank) if sender == 0])
         port = loaded.ports[0]
-        expected = decode(handshake(port, 0, frames, 7, receiver=rank, prev=SEQ))
+        expected = decode(handshake(port, 0, frames, 7, receiver=rank, entered=SEQ))
         assert (found.header, word_in(found)) == (expected.header, word_in(expected))
         assert len(found.payload) * 8 + FRAME_BYTES == LEAST_BYTES
     assert loaded.counters(0) == {"handshakes": 2}
@@ -160,11 +160,11 @@ def test_a_rank_that_has_not_entered_answers_with_its_last_exchange(loaded) -> N
     enter(loaded)
     found = decode(loaded.link(0, asking).data)
     assert found.header.seq == word_in(found) >> 32 == SEQ
-    assert found.header.prev == SEQ
+    assert found.header.entered == SEQ
     other = loaded.ports[1]
     other.process.open(SEQ + 1)
     heard = int(other.maps.peers["heard"][0])
-    loaded.link(1, handshake(other, 0, seq=SEQ, prev=SEQ, chunk=0b100))
+    loaded.link(1, handshake(other, 0, seq=SEQ, entered=SEQ, waits=0b100))
     assert other.maps.peers[["heard", "at", "waits"]][0].tolist() == (heard + 1, SEQ, 0b100)
     loaded.open(1, SEQ)
 
@@ -245,7 +245,7 @@ def test_each_flow_gets_one_kick() -> None:
         verdicts = {}
         for _ in flows:
             run = loaded.run(0, "pinch_doorbell", kick)
-            verdicts[decode(run.data).header.stream] = run.retval
+            verdicts[decode(run.data).header.flow] = run.retval
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
 
 

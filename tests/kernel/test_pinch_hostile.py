@@ -13,6 +13,7 @@ import pytest
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
 from testbed.testing.graphs import draw_partitioned, embeddings
+from tests.support.kernel.damage import FIELDS, damage
 from tests.support.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, handshake
 from tests.support.kernel.runner import Runner
 
@@ -25,19 +26,6 @@ GRAPH = draw_partitioned(0, 60, 500, 3)
 SENDER = 1
 ADDRESSES = [(26, 4), (30, 4)]
 """Offsets and widths of IPv4's addresses."""
-FIELDS = [
-    (42, 2),
-    (44, 1),
-    (45, 1),
-    (46, 2),
-    (48, 8),
-    (56, 4),
-    (60, 4),
-    (64, 8),
-    *((place, 1) for place in range(72, 78)),
-]
-FIELDS += [(78, 2), (80, 2), (82, 1), (83, 1), (84, 4)]
-"""Offsets and widths of the header's fields."""
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +89,12 @@ def embed(loaded: Loaded, **fields: int) -> bytes:
 
 def sized(loaded: Loaded, length: int) -> bytes:
     """A frame with a payload of another length and the right checksum."""
-    return frame(loaded.ports[0], np.zeros(length // 8, np.uint64), SENDER, chunk=1, seq=SEQ)
+    return frame(loaded.ports[0], np.zeros(length // 8, np.uint64), SENDER, number=1, seq=SEQ)
 
 
 def answer(loaded: Loaded, **fields: int) -> bytes:
     return ack(
-        loaded.ports[0], fields.pop("by", SENDER), fields.pop("chunk", 1), range(2), **fields
+        loaded.ports[0], fields.pop("by", SENDER), fields.pop("number", 1), range(2), **fields
     )
 
 
@@ -124,9 +112,9 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "no sequence number": ("bad_seq", lambda on: embed(on, seq=0)),
     "acknowledgement, exchange before": ("bad_seq", lambda on: answer(on, seq=SEQ - 1)),
     "acknowledgement, next exchange": ("bad_seq", lambda on: answer(on, seq=SEQ + 1)),
-    "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
-    "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
-    "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
+    "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, number=60)),
+    "a frame beyond everything": ("bad_chunk", lambda on: embed(on, number=0xFFFFFFFF)),
+    "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, number=60)),
     "handshake without a word": ("bad_length", lambda on: handshake_from(on)[:FRAME_BYTES]),
     "handshake of another length": ("bad_length", lambda on: handshake_from(on, length=16)),
     "handshake with a wrong sum": ("bad_checksum", lambda on: handshake_from(on, checksum=1)),
@@ -227,7 +215,9 @@ def test_every_reason_is_met(loaded) -> None:
 @pytest.mark.parametrize("seq", [SEQ - 2, SEQ + 2])
 def test_a_frame_of_a_distant_exchange_only_updates_what_is_known_of_its_sender(fresh, seq) -> None:
     counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].maps.peers.copy()
-    assert fresh.link(0, handshake_from(fresh, seq=seq, prev=seq, chunk=0b101)).retval == XDP_DROP
+    assert (
+        fresh.link(0, handshake_from(fresh, seq=seq, entered=seq, waits=0b101)).retval == XDP_DROP
+    )
     assert fresh.counters(0) == counted | {"bad_seq": 1}
     peers["heard"][SENDER] += 1
     peers["at"][SENDER], peers["waits"][SENDER] = seq, 0b101
@@ -327,26 +317,10 @@ class Mutations:
         self.lengths = np.array([len(data) for data in made])
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        random, rows = self.random, np.arange(count)
+        random = self.random
         chosen = random.integers(len(self.good), size=count)
         frames, lengths = self.good[chosen], self.lengths[chosen]
-        flips = random.integers(0, 6, count)
-        in_payload = random.random(count) < 0.4
-        for step in range(5):
-            place = np.where(
-                in_payload,
-                random.integers(FRAME_BYTES, 600, count),
-                random.integers(0, FRAME_BYTES, count),
-            )
-            frames[rows, place] ^= np.where(
-                step < flips, 1 << random.integers(8, size=count), 0
-            ).astype(np.uint8)
-        for row in rows[random.random(count) < 0.4]:
-            place, width = FIELDS[random.integers(len(FIELDS))]
-            value = random.choice(
-                (0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1
-            )
-            frames[row, place : place + value.size] = value
+        damage(random, frames, 600, 5)
         cut = random.random(count) < 0.1
         lengths[cut] = random.integers(14, ROOM + 1, count)[cut]
         return frames, lengths

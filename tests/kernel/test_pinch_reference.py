@@ -43,6 +43,12 @@ SCENES = {
     "parts": lambda: Compared(draw_partitioned(2, 40, 200, 3), 400, "max", "int16", "pinned", 576),
     "maxima": lambda: Compared(draw_partitioned(4, 60, 400, 2), 7, "max", "int32", "spread", 576),
     "lonely": lambda: Compared(lonely(), 8, "sum", "int16", "pinned", 576, known=True),
+    "landing": lambda: Compared(
+        draw_partitioned(5, 60, 400, 3), 9, "sum", "int32", "spread", 576, aggregate="process"
+    ),
+    "landing parts": lambda: Compared(
+        draw_partitioned(6, 40, 200, 4), 200, "max", "int16", "pinned", 576, aggregate="process"
+    ),
     "hubs": lambda: Compared(fans(), 60, "weighted", "int32", "spread", 1500),
 }
 

@@ -350,7 +350,7 @@ ROWS = [
     ),
     Row(
         "nack for the result of a chunk that is done",
-        nack(1, flags=RESULT, prev=0),
+        nack(1, flags=RESULT, summed=0),
         SENT | {"resent": 1, "answered": 1},
         ANSWER,
         words=total_of(1),
@@ -386,7 +386,7 @@ ROWS = [
     ),
     Row(
         "nack for a result that the owner is to send again",
-        nack(2, flags=RESULT, prev=0),
+        nack(2, flags=RESULT, summed=0),
         SENT | {"resent": 1},
         {"kind": Kind.NACK, "chunk": 2, "hop": 1, "flags": RESULT, "prev": LAUNCHED},
         before=(reduce(2),),
@@ -400,16 +400,16 @@ ROWS = [
         upstream=False,
     ),
     Row("nack for a partial sum that was never sent", nack(0), {"not_held": 1}),
-    Row("nack for a result that is not here", nack(0, flags=RESULT, prev=0), {"not_held": 1}),
+    Row("nack for a result that is not here", nack(0, flags=RESULT, summed=0), {"not_held": 1}),
     Row(
         "nack for a result that is not here, of a rank that has the partial sum",
-        nack(0, flags=RESULT, prev=0),
+        nack(0, flags=RESULT, summed=0),
         {"not_held": 1},
         before=(reduce(0),),
     ),
     Row(
         "nack for a result, of a rank that lacks the partial sum of a later round",
-        nack(0, flags=RESULT, prev=0),
+        nack(0, flags=RESULT, summed=0),
         SENT | {"resent": 1},
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
         words=input_of(0, 0) + input_of(1, 0),
@@ -724,6 +724,22 @@ def test_a_kick_is_multiplied_if_work_requests_wait(kernel, native, waiting, ver
     assert kernel.run("ring_doorbell", kick(cookie=0)).retval == XDP_DROP
 
 
+def test_a_kick_for_one_work_request_takes_it_at_once(kernel, native) -> None:
+    programs, maps = kernel.object.programs, kernel.object.maps
+    maps["ring_executor"].update(0, programs["ring_execute"].fd)
+    try:
+        native.post(WrKind.LAUNCH, SEQ, 4)
+        run = kernel.run("ring_doorbell", kick())
+        assert (run.retval, native.waiting()) == (XDP_REDIRECT, [])
+        assert decode(run.data).header.kind == Kind.REDUCE
+        native.post(WrKind.PROBE, 0, 0)
+        native.post(WrKind.PROBE, 0, 0)
+        kernel.run("ring_doorbell", kick())  # multiplied
+        assert len(native.waiting()) == 2
+    finally:
+        maps["ring_executor"].delete(0)
+
+
 def test_early_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
     words = input_of(0, 0)
     assert kernel.run("ring_link", reduce(0, seq=SEQ + 1, attempt=2)).retval == XDP_DROP
@@ -780,21 +796,23 @@ def said_of(kernel, rank: int) -> tuple[int, ...]:
 
 def test_what_ranks_say_about_themselves_reaches_the_process(kernel) -> None:
     """Ranks report in probes and in answers; reports older than what is known are ignored."""
-    assert kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=77)).retval == XDP_DROP
+    assert kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, front=77)).retval == XDP_DROP
     assert said_of(kernel, 2) == (9, 0, 0, 77)
-    assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=VERIFIED)).retval == XDP_TX
+    assert kernel.run("ring_link", probe(2, seq=9, front=78, flags=VERIFIED)).retval == XDP_TX
     assert said_of(kernel, 2) == (9, 9, 0, 78)
     kernel.control.verified = SEQ
-    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ - 1))
+    kernel.run(
+        "ring_link", probe(2, Kind.ALIVE, seq=9, front=78, flags=VERIFIED_ACK, acked=SEQ - 1)
+    )
     assert said_of(kernel, 2) == (
         9,
         9,
         0,
         78,
     )  # a late answer, which acknowledges the previous collective
-    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ))
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, front=78, flags=VERIFIED_ACK, acked=SEQ))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
-    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, front=5))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     assert said_of(kernel, 0) == (0, 0, 0, 0)
 
@@ -802,10 +820,10 @@ def test_what_ranks_say_about_themselves_reaches_the_process(kernel) -> None:
 def test_a_rank_that_has_given_up_tells_the_process_and_all_others_why(kernel) -> None:
     """The first reason is kept, and passed on in answers; a damaged frame gives no reason."""
     first, later = Reason.SILENT, Reason.STUCK
-    kernel.run("ring_link", probe(2, chunk=0b10, flags=ENDED, round=first, checksum=1))
+    kernel.run("ring_link", probe(2, blamed=0b10, flags=ENDED, reason=first, checksum=1))
     assert kernel.control.ended == 0
-    kernel.run("ring_link", probe(2, chunk=7))
-    run = kernel.run("ring_link", probe(2, chunk=0b10, flags=ENDED, round=first))
+    kernel.run("ring_link", probe(2, front=7))
+    run = kernel.run("ring_link", probe(2, blamed=0b10, flags=ENDED, reason=first))
     assert kernel.control.ended == first << 32 | 0b10
     header = Ether(run.data)[RingHeader]
     assert (header.kind, header.flags & ENDED) == (Kind.ALIVE, ENDED)
@@ -813,7 +831,7 @@ def test_a_rank_that_has_given_up_tells_the_process_and_all_others_why(kernel) -
     assert (
         said_of(kernel, 2)[3] == 7
     )  # a frame that ends does not update the chunk that its sender waits for
-    kernel.run("ring_link", probe(0, Kind.ALIVE, chunk=0b101, flags=ENDED, round=later))
+    kernel.run("ring_link", probe(0, Kind.ALIVE, blamed=0b101, flags=ENDED, reason=later))
     assert kernel.control.ended == first << 32 | 0b10
     assert [kernel.ranks[rank].ended for rank in range(RANKS)] == [1, 0, 1]
 
@@ -821,7 +839,7 @@ def test_a_rank_that_has_given_up_tells_the_process_and_all_others_why(kernel) -
 def test_a_rank_that_gave_up_in_an_earlier_collective_has_given_up(kernel) -> None:
     """Whatever it has said about later collectives."""
     kernel.run("ring_link", probe(2, seq=9))
-    kernel.run("ring_link", probe(2, seq=8, chunk=1, flags=ENDED, round=Reason.ABSENT))
+    kernel.run("ring_link", probe(2, seq=8, blamed=1, flags=ENDED, reason=Reason.ABSENT))
     assert kernel.control.ended == Reason.ABSENT << 32 | 1
     assert kernel.ranks[2].ended == 1
 
@@ -1058,7 +1076,7 @@ OLD = {
     "nacks": [
         nack(1),
         nack(1, flags=RESTART),
-        nack(1, flags=RESULT, prev=0),
+        nack(1, flags=RESULT, summed=0),
         nack(1, flags=RESTART, round=255),
     ],
 }

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from testbed.protocol.sequence import NEWEST
-from testbed.protocol.wire import BLOCK, encode
+from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, encode
 from tests.support.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
 from tests.support.protocol.actions import ACTIONS, SCRIPTS, act
 from tests.support.protocol.network import Member, Network, collectives, config
@@ -19,6 +19,7 @@ from tests.support.protocol.network import Member, Network, collectives, config
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 CHUNK_BYTES = 2 * BLOCK
+JUMBO_BYTES = LINEAR_PAYLOAD + 4096 + 512 + BLOCK  # a slice of each length
 CHUNKS = 8
 LONG_AGO = 1 << 30  # microseconds: the holdoff suppresses every nack but the first
 
@@ -31,11 +32,13 @@ class Stock:
     def __init__(self) -> None:
         self.loaded: dict[tuple[int, ...], KernelRank] = {}
 
-    def get(self, rank: int, ranks: int, upstream: bool, reorder_threshold: int) -> KernelRank:
-        key = rank, ranks, upstream, reorder_threshold
+    def get(
+        self, rank: int, ranks: int, upstream: bool, reorder_threshold: int, chunk_bytes: int
+    ) -> KernelRank:
+        key = rank, ranks, upstream, reorder_threshold, chunk_bytes
         if key not in self.loaded:
             terms = {"upstream": upstream, "reorder_threshold": reorder_threshold}
-            setting = config(rank, ranks, chunk_bytes=CHUNK_BYTES, chunks=CHUNKS, **terms)
+            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=CHUNKS, **terms)
             self.loaded[key] = KernelRank(setting)
         return self.loaded[key]
 
@@ -50,19 +53,27 @@ def stock() -> Iterator[Stock]:
 
 @contextmanager
 def network_of_references(
-    stock, ranks, todo, window=3, nack_holdoff_us=0, seq=0, upstream=False, reorder_threshold=0
+    stock,
+    ranks,
+    todo,
+    window=3,
+    nack_holdoff_us=0,
+    seq=0,
+    upstream=False,
+    reorder_threshold=0,
+    chunk_bytes=CHUNK_BYTES,
 ) -> Iterator[Network]:
     network = Network(
         ranks,
         todo,
         window=window,
         nack_holdoff_us=nack_holdoff_us,
-        chunk_bytes=CHUNK_BYTES,
+        chunk_bytes=chunk_bytes,
         seq=seq,
     )
     with ExitStack() as stack:
         for index in range(ranks):
-            kernel = stock.get(index, ranks, upstream, reorder_threshold)
+            kernel = stock.get(index, ranks, upstream, reorder_threshold, chunk_bytes)
             kernel.reset(seq, nack_holdoff_us)
             rank = ReferenceRank(kernel.config, seq=seq, nack_holdoff_us=nack_holdoff_us)
             rank.kernel = kernel
@@ -101,6 +112,21 @@ def test_every_step_equals_the_reference_models(
     with network_of_references(
         stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene
     ) as network:
+        for action, index in script:
+            act(network, action, index)
+        if not nack_holdoff_us:
+            network.run()
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(**SCENES, script=SCRIPTS)
+def test_so_is_every_step_with_jumbo_frames(
+    stock, ranks, totals, script, nack_holdoff_us, seq, **scene
+) -> None:
+    """The same with payloads that need fragments, in which nothing is copied and nothing grows."""
+    todo = collectives(ranks, totals, after=seq, words=JUMBO_BYTES // 8, seed=len(script))
+    scene |= {"nack_holdoff_us": nack_holdoff_us, "seq": seq, "chunk_bytes": JUMBO_BYTES}
+    with network_of_references(stock, ranks, todo, **scene) as network:
         for action, index in script:
             act(network, action, index)
         if not nack_holdoff_us:

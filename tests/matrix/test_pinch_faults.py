@@ -10,13 +10,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.testing import assert_faults_fired, pairwise
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
 from tests.support.busy import busy_cpus
+from tests.support.exchange.calls import errors_of
 from tests.support.exchange.pinch_hosts import (
     WITHIN,
     PinchHosts,
@@ -24,30 +24,21 @@ from tests.support.exchange.pinch_hosts import (
     assert_exact,
     close_in,
 )
+from tests.support.levels import EVENTS, NONE, levels
 
 pytestmark = pytest.mark.net
 
 HOSTS = 8
 
-NONE = (0.0, "")
-FAULTS = {
-    "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
-    "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
-    "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=2")],
-    "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
-    "delay": [
-        NONE,
-        (0.05, "delay p=0.05 delay=1ms"),
-        (0.02, "delay p=0.02 delay=5ms jitter=5ms distribution=uniform"),
-    ],
-    "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
-}
+FAULTS = levels("5ms")
 FACTORS = {
     "switch": ["xdp", "bridge"],
     "ranks": [2, 3, 4, HOSTS],
     "lanes": ["int16", "int32"],
     "kind": ["sum", "weighted", "max"],
     "processing": ["spread", "pinned"],
+    "aggregate": ["kernel", "process"],
+    "halo": ["rows", "cover"],
     "dim": [1, 64, 512],
     **FAULTS,
 }
@@ -55,10 +46,27 @@ SIZES = {1: (3000, 20_000), 64: (1500, 12_000), 512: (300, 2400)}  # vertices an
 TURNS = 3
 TIMEOUT = 2.0  # seconds, if a rank is killed
 WORST = {"kind": "weighted", "dim": 64, **{name: levels[-1] for name, levels in FAULTS.items()}}
+KERNEL = {"aggregate": "kernel", "halo": "rows"}
 CELLS = [
     *pairwise(FACTORS, seed=2),
-    {"switch": "xdp", "ranks": 4, "lanes": "int16", "processing": "pinned", **WORST},
-    {"switch": "bridge", "ranks": HOSTS, "lanes": "int32", "processing": "spread", **WORST},
+    {**KERNEL, "switch": "xdp", "ranks": 4, "lanes": "int16", "processing": "pinned", **WORST},
+    {
+        **KERNEL,
+        "switch": "bridge",
+        "ranks": HOSTS,
+        "lanes": "int32",
+        "processing": "spread",
+        **WORST,
+    },
+    {
+        "aggregate": "process",
+        "halo": "cover",
+        "switch": "xdp",
+        "ranks": 4,
+        "lanes": "int32",
+        "processing": "spread",
+        **WORST,
+    },
 ]
 SWITCHES = [
     pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
@@ -74,11 +82,6 @@ REFUSED = (
     "bad_kind",
     "bad_checksum",
 )
-EVENTS = [
-    "link-down host=h2 for=200ms",
-    "partition sets=h1,h2|h3,h4 for=500ms",
-    "pause host=h3 for=500ms",
-]
 
 
 def parameters():
@@ -86,7 +89,17 @@ def parameters():
     found = []
     for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
         setting = "-".join(
-            str(cell[name]) for name in ("switch", "ranks", "lanes", "kind", "processing", "dim")
+            str(cell[name])
+            for name in (
+                "switch",
+                "ranks",
+                "lanes",
+                "kind",
+                "processing",
+                "aggregate",
+                "halo",
+                "dim",
+            )
         )
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
@@ -100,7 +113,11 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
     inputs = [embeddings(turn, graph, cell["dim"]) for turn in range(TURNS)]
     hosts = PinchHosts(fabric, workers)
     with hosts.open(
-        graph, cell["dim"], cell["kind"], cell["lanes"], processing=cell["processing"]
+        graph,
+        cell["dim"],
+        cell["kind"],
+        cell["lanes"],
+        **{name: cell[name] for name in ("processing", "aggregate", "halo")},
     ) as exchange:
         before = exchange.measures()["sent"]
         with faults(*(words for _, words in wanted), seed=seed) as injected:
@@ -185,16 +202,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
             start = time.monotonic()
             outcomes = workers.call_all(aggregate_in, arguments, timeout=WITHIN, errors="return")
             assert time.monotonic() - start < 2 * TIMEOUT
-            alive = {
-                host: outcome[0]
-                for host, outcome in outcomes.items()
-                if not isinstance(outcome, WorkerDied)
-            }
-            errors |= {
-                host: outcome
-                for host, outcome in alive.items()
-                if isinstance(outcome, CollectiveError)
-            }
+            errors |= errors_of(outcomes)
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
         assert "rank 1 (h2)" in str(error)

@@ -18,26 +18,14 @@ from testbed.testing.group import Group
 from tests.support.busy import busy_cpus
 from tests.support.collectives.ring_calls import all_reduce, check, make_input
 from tests.support.kept import kept
+from tests.support.levels import EVENTS, NONE, levels
 
 pytestmark = pytest.mark.net
 
 HOSTS = 8
 WITHIN = 40.0  # seconds for the slowest collective on a busy machine
 
-# Probability that a fault hits a frame, and the fault as text, by factor and level.
-NONE = (0.0, "")
-FAULTS = {
-    "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
-    "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
-    "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=2")],
-    "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
-    "delay": [
-        NONE,
-        (0.05, "delay p=0.05 delay=1ms"),
-        (0.02, "delay p=0.02 delay=10ms jitter=10ms distribution=uniform"),
-    ],
-    "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
-}
+FAULTS = levels("10ms")
 FACTORS = {
     "switch": ["xdp", "bridge"],
     "ranks": [2, 3, 4, HOSTS],
@@ -49,11 +37,6 @@ FACTORS = {
 SWITCHES = [
     pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
     for switch in FACTORS["switch"]
-]
-EVENTS = [
-    "link-down host=h2 for=200ms",
-    "partition sets=h1,h2|h3,h4 for=500ms",
-    "pause host=h3 for=500ms",
 ]
 TIMES = {0: 5, 1: 10, 1000: 10, 1 << 14: 5, 1 << 18: 1, 1 << 20: 1}
 WORST = {"lanes": "int32", "size": 1 << 18, **{name: levels[-1] for name, levels in FAULTS.items()}}
@@ -102,6 +85,25 @@ def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
             frames * p > 100
         ):  # a drop may hide a frame from the rules after it, but practically never all frames
             assert_faults_fired(injected, words.split()[0])
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("words", [*(levels[-1][1] for levels in FAULTS.values()), ""])
+@pytest.mark.parametrize(
+    "mtu",
+    [
+        pytest.param(mtu, marks=pytest.mark.fabric(hosts=4, mtu=mtu, datapath="xdp"))
+        for mtu in (9000, 65_535)
+    ],
+)
+def test_sums_are_exact_with_jumbo_frames(fabric, faults, assert_nothing_left, mtu, words):
+    """Of tensors that take a frame, a frame of each rank, and many; each fault alone."""
+    with Group(fabric, lanes="int16", timeout=WITHIN / 2) as group:
+        with faults(*filter(None, [words]), seed=1) as injected:
+            for number, size in enumerate((1000, 1 << 14, 100_003, 1 << 19)):
+                inputs = make_inputs(4, size, number)
+                assert_exact(group.all_reduce(inputs, within=WITHIN), inputs, "int16")
+        injected.check_replay(at_most=10_000)
     assert_nothing_left()
 
 
@@ -189,12 +191,17 @@ def reduce_and_part_in(context, size, rank):
         ring.close()
 
 
-def reduce_once_and_part(fabric, workers, faults, event, **options):
+@pytest.mark.parametrize("event", ["link-down", "pause"])
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
+    fabric, workers, faults, assert_nothing_left, recovery, event
+):
     """One all-reduce, and all ranks close at once. Soon after the others are done, an event keeps
     h3 from getting its missing results for three seconds.
     """
     hosts, names, size = fabric.plan.hosts, list(fabric.hosts), 3000
-    specs = make_groups(hosts, lanes="int16", capacity=1 << 12, timeout=10.0, **options)
+    specs = make_groups(hosts, lanes="int16", capacity=1 << 12, timeout=10.0, recovery=recovery)
     workers.call_all(
         meet_in,
         {name: {"spec": spec} for name, spec in zip(names, specs, strict=True)},
@@ -202,30 +209,12 @@ def reduce_once_and_part(fabric, workers, faults, event, **options):
     )
     # The first all-reduce agrees on the scale. In the second, h3 sends everything that the others
     # need, and gets no result until it has asked 256 times.
-    with faults("drop link=*->h3 kind=result seq=3 attempt=0..255", event) as injected:
+    lost = "drop link=*->h3 kind=result seq=3 attempt=0..255"
+    with faults(lost, f"{event} host=h3 at=100ms for=3s") as injected:
         arguments = {name: {"size": size, "rank": rank} for rank, name in enumerate(names)}
         answers = workers.call_all(reduce_and_part_in, arguments, timeout=60)
     assert_faults_fired(injected)
     check([[answers[name]] for name in names], [size], 16)
-
-
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
-@pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_a_rank_that_was_cut_off_gets_its_results_from_those_that_close(
-    fabric, workers, faults, assert_nothing_left, recovery
-):
-    event = "link-down host=h3 at=100ms for=3s"
-    reduce_once_and_part(fabric, workers, faults, event, recovery=recovery)
-    assert_nothing_left()
-
-
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
-@pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_a_rank_that_was_paused_gets_its_results_from_those_that_close(
-    fabric, workers, faults, assert_nothing_left, recovery
-):
-    event = "pause host=h3 at=100ms for=3s"
-    reduce_once_and_part(fabric, workers, faults, event, recovery=recovery)
     assert_nothing_left()
 
 

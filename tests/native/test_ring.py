@@ -21,7 +21,7 @@ from testbed.protocol.ring.memory import (
     WrKind,
     is_done,
 )
-from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.process import PATIENCE, Process
 from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.support.native.process import NativeProcess
@@ -259,7 +259,7 @@ def test_nothing_is_nacked_blindly_before_the_preceding_rank_has_answered(both) 
     """Nothing arrives and nothing is known to be lost: everything may be late. After the answer a
     few frames are nacked, those that are needed first.
     """
-    for _ in range(3):
+    for _ in range(PATIENCE - 1):
         both.stall(True)
         assert asked(both) == []
     both.flushed(1, 0)
@@ -272,7 +272,7 @@ def test_nothing_is_nacked_blindly_before_the_preceding_rank_has_answered(both) 
 def test_without_recent_losses_blind_nacks_are_sent_later(both) -> None:
     """On a busy machine nothing may arrive for a while although nothing is lost."""
     both.flushed(1, 0)
-    for _ in range(4):
+    for _ in range(PATIENCE):
         both.stall(True)
         assert asked(both) == []
     both.stall(True)
@@ -296,7 +296,7 @@ def test_each_stall_continues_after_the_last_nack(both) -> None:
     """A chunk that no rank can send yet does not block the others, however few may be nacked at
     once.
     """
-    for _ in range(4):
+    for _ in range(PATIENCE):
         both.stall(True)
     both.lost(0, Stage.RESULT)
     both.flushed(1, 0)

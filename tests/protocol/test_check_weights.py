@@ -9,7 +9,7 @@ import pytest
 
 from testbed.kernel.compile import BPF
 from testbed.protocol import check_weights
-from testbed.protocol.wire import MAX_PAYLOAD, WEIGHTS, weigh
+from testbed.protocol.wire import LINEAR_PAYLOAD, WEIGHTS, weigh
 
 TRIALS = 1_000_000
 BATCH = 100_000
@@ -20,7 +20,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def test_weights_are_odd_and_different_and_none_is_1() -> None:
-    assert len({*check_weights.WEIGHTS}) == check_weights.HALVES >= MAX_PAYLOAD // 4
+    assert len({*check_weights.WEIGHTS}) == check_weights.HALVES >= LINEAR_PAYLOAD // 4
     assert all(weight & 1 and 1 < weight < 1 << 32 for weight in check_weights.WEIGHTS)
     assert sum(weight >> 31 for weight in check_weights.WEIGHTS) in range(
         check_weights.HALVES * 2 // 5, check_weights.HALVES * 3 // 5

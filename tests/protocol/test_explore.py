@@ -8,7 +8,7 @@ Larger scenes are explored breadth first, so everything that needs few moves has
 import pytest
 
 from testbed.protocol.ring.memory import Chunk
-from testbed.protocol.ring.sending import Work
+from testbed.protocol.ring.streams import Work
 from testbed.protocol.wire import ENDED, Frame, Kind
 from tests.support.explore import Counterexample, deep, depth, explore
 from tests.support.protocol.ring_system import (
@@ -158,7 +158,7 @@ class BlamesTheMessenger(TinyRank):
     def _note_rank(self, w: Work) -> None:
         header = w.frame.header
         if header.flags & ENDED:
-            header.chunk = 1 << header.sender
+            header.blamed = 1 << header.sender
         super()._note_rank(w)
 
 

@@ -46,26 +46,7 @@ class Storm:
         self.spoilt += 1
 
     def run(self, rounds: int = ROUNDS) -> None:
-        """Deliver frames until all ranks are done; timers fire only when no frame is in flight."""
-        network = self.network
-        for _ in range(rounds):
-            if network.finished:
-                return
-            quiet = not network.in_flight
-            for index, member in enumerate(network.members):
-                member.step(1 << 30)
-                while member.rank.sq:
-                    network.serve(index)
-            while network.in_flight:
-                self.deliver()
-                for member in network.members:
-                    member.process.stalls = 0 if member.progressed() else member.process.stalls
-            if quiet:
-                network.now_us += 1000
-                for member in network.waiting():
-                    member.process.on_timer(network.now_us)
-        missing = [member.process.total - member.rank.stored for member in network.members]
-        raise AssertionError(f"not done after {rounds} rounds: {missing} chunks are missing")
+        self.network.run(rounds, deliver=self.deliver)
 
 
 @pytest.mark.parametrize(

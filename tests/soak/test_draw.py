@@ -86,7 +86,7 @@ def test_the_whole_space_is_drawn():
     }
     assert 0.25 < max(rates["drop"]) <= 0.3
     assert max(p for p in rates["corrupt"] if p < 0.3) > 0.19, (
-        "beside results of which most are damaged"
+        "besides scenarios in which most results are damaged"
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.soak.draw import draw
 from testbed.soak.report import Coverage, Report
 

@@ -205,6 +205,7 @@ def test_exact_means_bit_for_bit():
         WrongSum, match=r"rank 1 has .* at index 2, the sum is .*; wrong are 1 of rank 1, of 3 "
     ) as caught:
         assert_exact([good, wrong], inputs, "int32")
-    assert (caught.value.element, caught.value.lane_bytes) == (2, 4)
+    error = caught.value
+    assert (error.element, error.size, error.lanes.bytes) == (2, 3, 4)
     with pytest.raises(AssertionError, match="1 results of 2 inputs"):
         assert_exact([good], inputs, "int32")

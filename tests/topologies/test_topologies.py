@@ -31,6 +31,8 @@ def load(file: str) -> dict[str, Any]:
         ("ring.py", "ring,12", {"topology": "ring", "hosts": 12}),
         ("leaf_spine.py", "leaf-spine,7,3", {"topology": "leaf-spine", "hosts": 7, "k": 3}),
         ("leaf_spine.py", "leaf-spine,hosts=4,k=1", {"topology": "leaf-spine", "hosts": 4, "k": 1}),
+        ("fat_tree.py", "fat-tree,5,4", {"topology": "fat-tree", "hosts": 5, "k": 4}),
+        ("fat_tree.py", "fat-tree,16", {"topology": "fat-tree", "hosts": 16}),
     ],
 )
 def test_topo_and_plan_agree(file: str, topo: str, parameters: dict[str, Any]) -> None:

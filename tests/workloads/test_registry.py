@@ -72,7 +72,7 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
 def test_its_schema_is_its_own() -> None:
     scenario = summing(summing={"rounds": 7})
     assert (scenario.epochs, scenario.backends, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
-    assert set(scenario.model_dump()) == {"scenario", "fabric", "faults", "summing"}
+    assert set(scenario.model_dump()) == {"scenario", "fabric", "telemetry", "faults", "summing"}
     for tables, text in (
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
         (
@@ -100,7 +100,7 @@ def test_it_refuses_a_scenario_before_anything_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sums", 'scenario.workload = "sums": must be ddp or gnn'),
+        ("none", 'scenario.workload = "none": must be ddp'),
         ("no.such:THING", "workload no.such:THING: cannot be loaded: No module named 'no'"),
         (
             "tests.support.summing:NONE",

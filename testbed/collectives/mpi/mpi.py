@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Backend, Counters, Datapath, Tensor
+from testbed.comm.backend import Backend, Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
+from testbed.plan import Datapath
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext

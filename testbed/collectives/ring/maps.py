@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.ring.layout import Layout, chunk_bytes_for, chunks_for
+from testbed.collectives.ring.layout import (
+    NACK_HOLDOFF_US,
+    Layout,
+    chunk_bytes_for,
+    chunks_for,
+    retransmit_slots_for,
+    window_for,
+)
 from testbed.comm.group import GroupSpec
 from testbed.core.closing import Closing
 from testbed.core.errors import SpecError
@@ -23,19 +30,6 @@ from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS
 from testbed.protocol.wire import MAX_CHUNKS, net_peer
 
 __all__ = ["Maps", "Peer"]
-
-_NACK_HOLDOFF_US = 50
-"""The time between the first two nacks for a frame: two round trips on an idle machine.
-
-Goodput at 10 % loss, relative to the lossless one (4 ranks, 16 MiB): 0.17 to 0.28 with 200 us, 0.21
-with 100 us, 0.40 to 0.48 with 50 us, 0.44 with 25 us.
-"""
-_MOST_TOKENS = 192
-"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 entries, and
-drops frames beyond that.
-"""
-_RETRANSMIT_SLOTS = 8
-"""Slots for partial sums per frame in flight."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class Maps(Closing):
 
     def __init__(self, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
-        self.chunk_bytes = chunk_bytes_for(spec.mtu)
+        self.chunk_bytes = chunk_bytes_for(spec.mtu, spec.chunk)
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
         if chunks > MAX_CHUNKS:
             raise SpecError(
@@ -71,8 +65,8 @@ class Maps(Closing):
         cpus = sorted(os.sched_getaffinity(1))
         # The program assumes CPUs 0..n-1: without spreading it is slower, not wrong.
         self.cpus = len(cpus) if cpus == list(range(len(cpus))) else 1
-        self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
-        retransmit_slots = 1 << (_RETRANSMIT_SLOTS * self.window * spec.size - 1).bit_length()
+        self.window = window_for(spec.window, spec.size, self.chunk_bytes, tokens=spec.tokens)
+        retransmit_slots = retransmit_slots_for(self.window, spec.size)
         config = Struct(
             "ring_config",
             cookie=spec.cookie,
@@ -123,13 +117,14 @@ class Maps(Closing):
 
     def _fill(self) -> None:
         shared = self._object.maps
-        self.control.nack_holdoff_us = _NACK_HOLDOFF_US
+        self.control.nack_holdoff_us = NACK_HOLDOFF_US
         far = socket.if_nametoindex(DOORBELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
             shared["ring_fan_nack"].update(index, device)
         for fan in ("ring_fan_small", "ring_fan_large"):
             for index in range(shared[fan].max_entries):
                 shared[fan].update(index, far)
+        shared["ring_executor"].update(0, self.programs["ring_execute"].fd)
         remote = self.programs["ring_remote"].fd
         fill_cpumap(
             shared["ring_cpus"], range(shared["ring_cpus"].max_entries), EARLY_SLOTS, remote

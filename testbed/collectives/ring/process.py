@@ -17,7 +17,7 @@ from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
 from testbed.protocol.ring.memory import ANYWHERE, WrKind
 from testbed.protocol.scale import SLACK
-from testbed.protocol.wire import FRAME_BYTES, Frame, Header, Kind, encode
+from testbed.protocol.wire import Frame, Header, Kind, encode, offset_of
 
 __all__ = ["Outcome", "Process"]
 
@@ -50,7 +50,7 @@ class Process:
         self._memory = maps  # kept alive because native code has addresses in it
         kick = encode(Frame(Header(Kind.DOORBELL, spec.group_id, spec.cookie, prev=0)))
         # A kick is as long as the frame that it becomes, so that it does not have to grow.
-        kick = kick.ljust(FRAME_BYTES + maps.chunk_bytes, b"\0")
+        kick = kick.ljust(offset_of(maps.chunk_bytes) + maps.chunk_bytes, b"\0")
         self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(maps.cpus, dtype("ring_quiet"))
         self._native = Struct(

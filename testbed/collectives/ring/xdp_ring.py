@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from testbed.collectives.ring.layout import Layout
+from testbed.collectives.ring.layout import BY_RULE, Layout, Pace
 from testbed.collectives.ring.port import RingPort
 from testbed.collectives.ring.process import Outcome
 from testbed.collectives.ring.recovery import FIRST, Recovery
-from testbed.comm.backend import Backend, Counters, Datapath, Tensor
+from testbed.comm.backend import Backend, Tensor
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 from testbed.comm.lanes import NativeLanes
 from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
+from testbed.plan import Datapath
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.liveness import End, Reason
 from testbed.protocol.scale import SLACK, ScaleGuess
@@ -51,14 +53,15 @@ class XdpRing(Backend):
 
     def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
         super().__init__(context, spec)
-        self.lanes = Lanes(16 if spec.lanes == "int16" else 32, spec.size)
+        self.lanes = Lanes.named(spec.lanes, spec.size)
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
+        self._pace = Pace(spec.tokens, spec.slice)
         #: Sequence number of the last collective.
         self.seq = FIRST
         #: Tensors by size.
-        self.tensors: dict[int, _Tensor] = {}
+        self.tensors: dict[int, TensorKind] = {}
         self.port: RingPort | None = None
         self._failed: str | None = None
         self._together = False  # all ranks are connected, and this one is in no collective
@@ -86,8 +89,8 @@ class XdpRing(Backend):
             return
         kind = self.tensors.get(tensor.size)
         if kind is None:
-            kind = self.tensors[tensor.size] = _Tensor(
-                tensor.size, self.lanes, self.port.maps.chunk_bytes
+            kind = self.tensors[tensor.size] = TensorKind(
+                tensor.size, self.lanes, self.port.maps.chunk_bytes, pace=self._pace
             )
         guess = kind.guess
         if guess.exponent is None:
@@ -113,7 +116,7 @@ class XdpRing(Backend):
             self._limit(kind, out, exponent)
 
     def _pass(
-        self, kind: _Tensor, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0
+        self, kind: TensorKind, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0
     ) -> Outcome:
         """One collective of a tensor's lanes and the status.
 
@@ -186,7 +189,7 @@ class XdpRing(Backend):
             # The next pass reports it; this one only determines the exponent of the other values.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
-        kind = _Tensor(tensor.size, self.lanes, self.port.maps.chunk_bytes, 0)
+        kind = TensorKind(tensor.size, self.lanes, self.port.maps.chunk_bytes, 0, self._pace)
         outcome = self._pass(kind, nothing, nothing, 0, absmax)
         if outcome is Outcome.FAULTY:
             status = decode(self.spec.size, self.port.maps.status_bytes(kind.layout))
@@ -221,7 +224,7 @@ class XdpRing(Backend):
             f" ({fault.count} values are not finite)"
         )
 
-    def _limit(self, kind: _Tensor, out: Tensor, exponent: int) -> None:
+    def _limit(self, kind: TensorKind, out: Tensor, exponent: int) -> None:
         """Handle sums beyond float32: raise an error, or replace them by the largest float32. If
         rounding alone caused the overflow, they are always replaced.
 
@@ -286,17 +289,25 @@ class XdpRing(Backend):
                 del self._recovery  # it has views of the maps
 
 
-class _Tensor:
+class TensorKind:
     """What a rank keeps about tensors of one size.
 
     :param size: Elements of such a tensor.
     :param count: Number of elements that are laid out: all, or 0 for the status alone.
+    :param pace: How it is cut up.
     """
 
-    def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        lanes: Lanes,
+        chunk_bytes: int,
+        count: int | None = None,
+        pace: Pace = BY_RULE,
+    ) -> None:
         self.size = size
         self.bits = lanes.bits
-        self.layout = Layout.plan(size, lanes, chunk_bytes, count)
+        self.layout = Layout.plan(size, lanes, chunk_bytes, count, pace)
         self.guess = ScaleGuess()
         self._tags: dict[int, int] = {}
 

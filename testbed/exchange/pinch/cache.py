@@ -32,10 +32,11 @@ class Cache:
         self._bound = spec.bound
         self._staleness = spec.staleness
         self._outgoing = outgoing
-        #: int32, shape (owned, dim): the lanes last sent to others.
-        self.last = np.zeros((spec.halo.num_owned, spec.dim), np.int32)
-        self._age = np.zeros(spec.halo.num_owned, np.uint32)
-        self._copies = np.zeros(spec.halo.num_owned, np.int64)
+        rows = spec.halo.sizes[spec.halo.rank]
+        #: int32, shape (rows, dim): the lanes last sent to others.
+        self.last = np.zeros((rows, spec.dim), np.int32)
+        self._age = np.zeros(rows, np.uint32)
+        self._copies = np.zeros(rows, np.int64)
         for positions in spec.halo.sends:
             self._copies[positions] += 1
         self._chosen: NDArray[np.bool_] = np.zeros(0, bool)

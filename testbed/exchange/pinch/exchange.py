@@ -11,12 +11,13 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.comm.backend import Counters, Datapath
+from testbed.comm.collective import Counters
 from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
 from testbed.exchange.finite import not_finite
@@ -30,10 +31,13 @@ from testbed.exchange.pinch.fixed_point import (
     Numbers,
     exponent_of,
 )
+from testbed.exchange.pinch.landings import Landings, frame_bound
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.recovery import Recovery
 from testbed.exchange.pinch.vertex_tables import make_tables
+from testbed.plan import Datapath
 from testbed.protocol.pinch.packet import LEAST_BYTES
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.sequence import seq_after
@@ -51,11 +55,18 @@ class Pinch(Exchange):
     needs: ClassVar[Datapath] = "xdp"
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
+        plain = spec.aggregate == "process"
+        if not plain:
+            halo, aggregation = scaled_sums(spec.halo, spec.aggregation)
+            spec = replace(spec, halo=halo, aggregation=aggregation)
         super().__init__(context, spec)
-        self.layout = RowLayout.plan(
-            spec.dim, 16 if spec.group.lanes == "int16" else 32, spec.group.mtu
-        )
-        self._tables = make_tables(spec.halo, self.layout, spec.aggregation)
+        bits = 16 if spec.group.lanes == "int16" and not plain else 32
+        self.layout = RowLayout.plan(spec.dim, bits, spec.group.mtu)
+        if plain:
+            tables = make_tables(spec.halo, self.layout, "max")  # the process has no limits
+            self._tables = tables.for_landing(frame_bound(spec.halo, self.layout))
+        else:
+            self._tables = make_tables(spec.halo, self.layout, spec.aggregation)
         self._scale = ScaleGuess(spec.exponent, SLACK)
         if spec.bound is not None:
             self._scale = ScaleGuess(
@@ -67,11 +78,13 @@ class Pinch(Exchange):
             self._tables.scale,
             spec.bound is not None,
             self._scale.slack,
+            plain,
         )
         self._cache = (
             None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
         )
         self.port: PinchPort | None = None
+        self._plain = plain  # rows travel as they are, and the process adds them up
         self._failed: str | None = None
         self._together = False  # as far as this rank knows, all ranks are in the same exchange
         self._nonfinite = False  # all ranks know that some rank has values that are not finite
@@ -85,6 +98,14 @@ class Pinch(Exchange):
             Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers
         )
         self._recovery = Recovery(port)
+        if self._plain:
+            self._landings = Landings(
+                self.spec.halo,
+                self._numbers,
+                self.spec.aggregation,
+                port.maps,
+                port.placement.banks,
+            )
         self._numbers.reset(port.maps.accumulators)
         nothing = bundle(self._tables.outgoing[:0], self._tables.masks[:0], self.layout.rows)
         self._address(nothing)
@@ -147,6 +168,11 @@ class Pinch(Exchange):
                 self._nonfinite or any(port.handshakes.ended[0]),
             )
             raise
+        if self._plain:
+            with self._timed("aggregate"):
+                self._landings.aggregate(out)
+            self.open_next()
+            return
         with self._timed("dequantize"):
             clear = self._cache is None
             self._numbers.collect(
@@ -167,8 +193,14 @@ class Pinch(Exchange):
         with self._timed("quantize"):
             absmax = self._numbers.absmax(x, self._tables.outgoing)
         own = exponent_of(absmax) if math.isfinite(absmax) else None
+        if self._plain and own is not None:
+            own = self.spec.exponent or 0  # nothing depends on it
         if self.spec.exponent is not None:
-            if own is None or own > self.spec.exponent:
+            # A partial sum may be rounded up to the power of two itself, which a lane holds.
+            if own is None or (
+                own > self.spec.exponent
+                and (self.spec.halo.sums is None or absmax > 2.0**self.spec.exponent)
+            ):
                 raise self._too_large(own, self.spec.exponent)
             self._send(x, self.spec.exponent)
             self._recovery.wait()
@@ -267,6 +299,8 @@ class Pinch(Exchange):
 
         :returns: float64 of shape (owned vertices, 1).
         """
+        if self._plain:
+            return Landings.error_bound(self.spec.halo, absmax, self.spec.aggregation)
         return self._numbers.error_bound(self.spec.halo, absmax, self.spec.bound or 0.0)
 
     def statistics(self) -> dict[str, int]:
@@ -283,8 +317,9 @@ class Pinch(Exchange):
             return {}
         table = self.port.maps.counters()
         row = 8 * self.layout.words + 4
+        unused = self._landings.redundant if self._plain else table["unused"]
         found = {
-            "redundant_bytes": float(table["unused"] * row),
+            "redundant_bytes": float(unused * row),
             "aggregated_vertices": float(table["vertices"]),
             "aggregated_edges": float(table["edges"]),
             "acknowledgements": float(table["acks"]),

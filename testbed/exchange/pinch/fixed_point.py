@@ -44,6 +44,7 @@ class Numbers:
     :param scale: Scale of weights; see `Tables`.
     :param halved: Lanes carry differences of two values, and so have half the range.
     :param slack: Bits by which exponents may exceed what magnitudes need.
+    :param plain: Rows travel as they are, float32.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Numbers:
         scale: float,
         halved: bool = False,
         slack: int = SLACK,
+        plain: bool = False,
     ) -> None:
         self.layout = layout
         self.slack = slack
@@ -71,6 +73,7 @@ class Numbers:
             stride=layout.payload,
             maximum=maximum,
             limit=self.limit,
+            plain=plain,
         )
         self._address = self.format.address
         library = load("pinch")
@@ -230,8 +233,9 @@ class Numbers:
 
         It is the sum of these errors: half a step per summand (a maximum: half a step in all),
         because a lane is rounded to nearest, with a scale that may be `slack` bits higher than
-        necessary; with weights, half a step of the weight; with a cache, `bound` per summand; and
-        the rounding of the result to float32, whose steps are coarse below its normal range.
+        necessary; with weights, half a step of the weight unless they are whole numbers; with a
+        cache, `bound` per summand; with partial sums, their rounding in float32; and the rounding
+        of the result to float32, whose steps are coarse below its normal range.
         """
         degree = np.diff(halo.indptr).astype(np.float64)[:, None]
         step = 2.0 ** (math.frexp(absmax)[1] + self.slack) / self.limit if absmax else 0.0
@@ -245,5 +249,25 @@ class Numbers:
                 np.append(np.abs(halo.weights), 0).astype(np.float64), halo.indptr[:-1]
             )[:, None]
             sums[degree == 0] = 0
-            return sums * (each + absmax * 2.0**-22) + degree * absmax * 0.5 / self.scale + least
+            inexact = 0.0 if self.scale == 1 else 0.5 / self.scale  # of a weight
+            formed = absmax * _rounding_of_sums(halo)
+            return sums * (each + absmax * 2.0**-22) + degree * absmax * inexact + formed + least
         return degree * (each + absmax * 2.0**-22) + least
+
+
+def _rounding_of_sums(halo: Halo) -> NDArray[np.float64]:
+    """Largest error of the partial sums of each owned vertex, shape (n, 1), relative to the largest
+    magnitude: n products and n - 1 sums in float32, n * 2^-24 of the sum of magnitudes (Higham,
+    Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2).
+    """
+    if halo.sums is None or halo.weights is None:
+        return np.zeros((halo.num_owned, 1))
+    summands = halo.sums.halo_summands[halo.indices]
+    # A partial sum's weight is at least the sum of the magnitudes of its summands' weights.
+    error = np.where(
+        summands > 1, summands * 2.0**-23 * np.abs(halo.weights.astype(np.float64)), 0.0
+    )
+    target = np.repeat(np.arange(halo.num_owned), np.diff(halo.indptr))
+    total = np.zeros(halo.num_owned)
+    np.add.at(total, target, error)
+    return total[:, None]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from testbed.comm.doorbell import Doorbell
 from testbed.comm.group import GroupSpec
 from testbed.protocol.pinch.packet import LEAST_BYTES
-from testbed.protocol.wire import Frame, Header, PinchKind, encode, frame_seal
+from testbed.protocol.wire import Frame, Header, PinchKind, encode, frame_seal, stored
 
 __all__ = ["Kicks", "make_kick"]
 
@@ -18,10 +18,15 @@ def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
 
     :param size: Bytes of the kick. It should be as long as the frame that it becomes, so that it
         does not have to grow.
-    :param fields: Further header fields.
+    :param fields: Further members of ``struct ring_frame``.
     """
     header = Header(
-        kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields
+        kind,
+        group.group_id,
+        group.cookie,
+        sender=group.rank,
+        receiver=group.rank,
+        **stored(**fields),
     )
     header.checksum = frame_seal(header)
     me = group.me.endpoint
@@ -44,7 +49,7 @@ class Kicks:
         #: A kick for each flow. The one for this CPU comes last, so that the other CPUs have begun
         #: by then.
         self.flows = ctypes.create_string_buffer(
-            b"".join(make_kick(PinchKind.DOORBELL, group, self.size, stream=flow) for flow in flows)
+            b"".join(make_kick(PinchKind.DOORBELL, group, self.size, flow=flow) for flow in flows)
         )
         self.count = len(flows)
         #: Makes the programs add queued hubs.

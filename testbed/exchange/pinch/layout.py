@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
+from testbed.plan import MAX_LINEAR_MTU
 from testbed.protocol.pinch.packet import MAX_WORDS
 from testbed.protocol.wire import FRAME_BYTES
 
@@ -45,7 +46,7 @@ class RowLayout:
 
         :raises SpecError: Not even one word fits.
         """
-        room = min((mtu + _ETHERNET - FRAME_BYTES) // 8, MAX_WORDS)
+        room = min((min(mtu, MAX_LINEAR_MTU) + _ETHERNET - FRAME_BYTES) // 8, MAX_WORDS)
         if room < 2:
             raise SpecError(
                 f"mtu: {mtu} is too small for embeddings: must be {FRAME_BYTES - _ETHERNET + 16} or"

@@ -24,6 +24,7 @@ from testbed.protocol.wire import net_peer
 
 __all__ = ["Maps"]
 
+_STEP = constant("PINCH_STEP")
 _QUEUED = 256  # frames that may wait for the CPU that aggregates
 
 
@@ -41,6 +42,11 @@ class Maps(Closing):
         self._group = group = spec.group
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
         self.acked_words = max(-(-self.capacity // 32), 1)
+        #: Slots for frames that land, in each bank; 0: programs add up rows.
+        self.slots = tables.landing + 1 if tables.landing else 0
+        self._steps = -(-layout.payload // (8 * _STEP)) + 1
+        #: Distance between slots, bytes.
+        self.stride = dtype("pinch_landed").itemsize + 8 * _STEP * self._steps
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
@@ -48,8 +54,9 @@ class Maps(Closing):
             sizes = self._sizes(placement, tables)
             values = {
                 "pinch_payloads": layout.payload,
-                "pinch_stash": 8 * layout.words,
+                "pinch_pending": 8 * layout.words,
                 "pinch_accumulators": 8 * layout.wide,
+                "pinch_landing": self.stride,
             }
             receive = self._open.enter_context(BpfObject("aggregate", config, sizes, values))
             #: All maps, by their names in C.
@@ -68,6 +75,8 @@ class Maps(Closing):
         self.frames = shared["pinch_frames"].view(dtype("pinch_frame")).reshape(-1)
         self.payloads: NDArray[np.uint8] = shared["pinch_payloads"].view(np.uint8)
         self.accumulators: NDArray[np.uint64] = shared["pinch_accumulators"].view()
+        self.landing: NDArray[np.uint8] = shared["pinch_landing"].view(np.uint8)
+        self.landed: NDArray[np.uint64] = shared["pinch_landed"].view()
         self.peers = shared["pinch_peers"].view(dtype("pinch_peer")).reshape(-1)[: group.size]
         self.acked = shared["pinch_acked"].view().reshape(group.size, -1)
         self.wanted = shared["pinch_wanted"].view().reshape(group.size, -1)
@@ -76,7 +85,8 @@ class Maps(Closing):
         self.consumer, self.producer, _ = self.events.ring_buffer()
         # The first exchange is a barrier of all ranks.
         self.control.partners = (1 << group.size) - 1
-        self.control.tag = zlib.crc32(f"{layout} {spec.aggregation}".encode()) & 0xFFFF
+        kind = f"{layout} {spec.aggregation} {spec.aggregate}"
+        self.control.tag = zlib.crc32(kind.encode()) & 0xFFFF
 
     def _config(
         self, spec: ExchangeSpec, layout: RowLayout, placement: Placement, tables: Tables
@@ -99,6 +109,8 @@ class Maps(Closing):
             cpu=placement.cpu,
             slice=tables.slice,
             capacity=self.capacity,
+            landing=self.slots,
+            steps=self._steps,
             acked_words=self.acked_words,
             uplink=socket.if_nametoindex(LINK),
             doorbell=socket.if_nametoindex(DOORBELL_NEAR),
@@ -123,13 +135,15 @@ class Maps(Closing):
             "pinch_edges": len(tables.edges),
             "pinch_hubs": tables.hubs,
             "pinch_hub_queue": tables.hubs,
-            "pinch_stash": tables.hubs,
+            "pinch_pending": tables.hubs,
             "pinch_seen": tables.seen,
             "pinch_acked": self.acked_words * ranks,
             "pinch_wanted": self.acked_words * ranks,
             "pinch_sent": flows * self.capacity,
             "pinch_sq": flows * SQ_ENTRIES,
             "pinch_accumulators": placement.banks * len(tables.targets),
+            "pinch_landing": placement.banks * self.slots,
+            "pinch_landed": placement.banks,
             "pinch_cpus": flows,
             "pinch_fan": len(placement.flows),
             "pinch_flows": flows,

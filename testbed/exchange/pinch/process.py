@@ -58,6 +58,8 @@ class Process:
             seen=seen.ctypes.data,
             acked=maps.acked.ctypes.data,
             hub_queue=hub_queue.ctypes.data,
+            landed=maps.landed.ctypes.data,
+            banks=len(maps.landed),
             sent=sent.ctypes.data,
             consumer=maps.consumer.ctypes.data,
             producer=maps.producer.ctypes.data,

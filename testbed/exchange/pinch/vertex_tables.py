@@ -4,7 +4,7 @@ receivers of this rank's. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Tables:
     :param sources: Where each rank's vertices and frames begin in the tables.
     :param seen: Words of the bitmaps of received frames.
     :param scale: The integer that stands for a weight of 1; 1 without weights.
+    :param landing: Maximum number of frames that land in one exchange; 0: programs add up rows.
     """
 
     outgoing: NDArray[np.int32]
@@ -55,6 +56,20 @@ class Tables:
     sources: NDArray[np.void]
     seen: int
     scale: float
+    landing: int = 0
+
+    def for_landing(self, frames: int) -> Tables:
+        """Return the tables without neighbours, which the process has: at most `frames` frames
+        land.
+        """
+        return replace(
+            self,
+            vertices=self.vertices[:0],
+            edges=self.edges[:0],
+            targets=self.targets[:0],
+            hubs=0,
+            landing=max(frames, 1),
+        )
 
 
 def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tables:
@@ -69,7 +84,7 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
             f"exchange: a vertex has {int(degree.max())} neighbours on other ranks: must be at most"
             f" {most} with lanes = int{layout.bits}; use int32"
         )
-    masks = np.zeros(halo.num_owned, np.uint32)
+    masks = np.zeros(halo.sizes[halo.rank], np.uint32)
     for rank, positions in enumerate(halo.sends):
         masks[positions] |= np.uint32(1 << rank)
     outgoing = np.flatnonzero(masks)
@@ -126,7 +141,8 @@ def weight_scale(halo: Halo, bits: int) -> float:
 
     A lane's magnitude is below ``2**(bits - 1)`` and its accumulator's below ``2**(2 * bits - 1)``:
     the integer weights of a vertex may add up to ``2**bits`` in magnitude, and rounding may add
-    half of one per edge; and a weight has 32 bits with its sign.
+    half of one per edge; and a weight has 32 bits with its sign. Whole weights stay as they are if
+    they fit.
     """
     assert halo.weights is not None
     magnitude = np.abs(halo.weights.astype(np.float64))
@@ -142,4 +158,7 @@ def weight_scale(halo: Halo, bits: int) -> float:
             f"exchange: a vertex has {int(degree.max())} weighted neighbours: must be at most"
             f" {(2 << bits) - 1}"
         )
-    return float(min((room[sums > 0] / sums[sums > 0]).min(), ((1 << 31) - 1) / magnitude.max()))
+    largest = min((room[sums > 0] / sums[sums > 0]).min(), ((1 << 31) - 1) / magnitude.max())
+    if largest >= 1 and not (magnitude % 1).any():
+        return 1.0  # exact
+    return float(largest)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from testbed.comm.backend import Backend, Counters
+from testbed.comm.backend import Backend
+from testbed.comm.collective import Counters
 from testbed.exchange.interface import PHASES, Exchange
 from testbed.gnn.options import ModelSpec
 

@@ -8,7 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo, make_halos
+from testbed.exchange.options import HaloChoice
 from testbed.gnn.graph import GraphData
 from testbed.gnn.partition import Owners
 
@@ -52,15 +54,23 @@ class Part:
         return self.forward.world
 
 
-def make_part(graph: GraphData, owners: Owners, rank: int, world: int) -> Part:
+def make_part(
+    graph: GraphData, owners: Owners, rank: int, world: int, halo: HaloChoice = "rows"
+) -> Part:
     """Extract a rank's part of a graph.
 
     :param owners: Shape (n,): the rank that owns each vertex.
+    :param halo: What travels between ranks.
     """
-    forward = make_halos(graph.indptr, graph.indices, owners, world)[rank]
+
+    def halo_of(indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Halo:
+        halos = make_halos(indptr, indices, owners, world)
+        return (cover_halos(halos) if halo == "cover" else halos)[rank]
+
+    forward = halo_of(graph.indptr, graph.indices)
     indptr, indices = transposed(graph.indptr, graph.indices)
     symmetric = np.array_equal(indptr, graph.indptr) and np.array_equal(indices, graph.indices)
-    backward = forward if symmetric else make_halos(indptr, indices, owners, world)[rank]
+    backward = forward if symmetric else halo_of(indptr, indices)
     owned = forward.owned
     sets = {name: getattr(graph, name) for name in ("train", "val", "test")}
     return Part(

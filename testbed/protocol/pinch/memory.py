@@ -59,6 +59,7 @@ class Config:
     :param capacity: Maximum number of frames.
     :param home: Each rank's flow, which is the number of the CPU that adds for the rank.
     :param anywhere: Frames are added where they arrive, and there is one flow.
+    :param lands: Frames are stored for the process, which adds up their rows.
     """
 
     cookie: int
@@ -74,6 +75,7 @@ class Config:
     sources: tuple[Source, ...]
     home: tuple[int, ...]
     anywhere: bool = True
+    lands: bool = False
 
     @cached_property
     def acked_words(self) -> int:
@@ -142,7 +144,9 @@ class Row(NamedTuple):
 
 
 class Sink(Protocol):
-    """Adds rows to accumulators. The rules do not depend on the meaning of a payload."""
+    """Adds rows to accumulators, or stores frames. The rules do not depend on the meaning of a
+    payload.
+    """
 
     def take(self, sender: int, body: tuple[int, ...], rows: int) -> Iterable[Row]:
         """Add the rows of a frame to their vertices' neighbours."""

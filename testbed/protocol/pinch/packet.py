@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from testbed.kernel.abi import constant
 from testbed.protocol.check_weights import weigh_halves
 from testbed.protocol.sequence import seq_of
-from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
+from testbed.protocol.wire import NOTHING, VERSION, Header, Member, frame_seal, stored
 
 __all__ = [
     "ACK_BEHIND",
@@ -79,20 +79,13 @@ NO_STREAM = constant("PINCH_NO_STREAM")
 """Stream of an acknowledgement that does not indicate losses: frames missing from it may be late.
 """
 LATE = constant("PINCH_FLAG_LATE")
-"""Flag of a handshake with `ENDED`: `prev` are ranks that are up but did not enter in time."""
+"""Flag of a handshake with `ENDED`: ranks are `late`, not `gone`."""
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
 
 
-class Packet(NamedTuple):
-    """A frame: the ranks to which its addresses belong, the header in the order of `wire.Header`,
-    and all words behind the header.
-
-    :param source: The rank that has the source IP address, or `NOBODY`.
-    :param destination: The rank that has the destination IP address, or `NOBODY`.
-    """
-
+class _Fields(NamedTuple):
     source: int
     destination: int
     kind: int
@@ -113,6 +106,27 @@ class Packet(NamedTuple):
     prev: int = NOTHING
     version: int = VERSION
     body: tuple[int, ...] = ()
+
+
+class Packet(_Fields):
+    """A frame: the ranks to which its addresses belong, the header in the order of `wire.Header`,
+    and all words behind the header. ``struct ring_frame`` explains the fields, and which of a
+    union's members each kind of frame has.
+
+    :param source: The rank that has the source IP address, or `NOBODY`.
+    :param destination: The rank that has the destination IP address, or `NOBODY`.
+    """
+
+    __slots__ = ()
+
+    number, serial, flow = Member("number"), Member("serial"), Member("flow")
+    waits, entered = Member("waits"), Member("entered")
+    nonfinite, gone, late = Member("nonfinite"), Member("gone"), Member("late")
+
+    def having(self, **members: int) -> Packet:
+        """The same frame with other values of members of the header, by any of their names."""
+        changes: dict[str, Any] = {**stored(**members)}
+        return self._replace(**changes)
 
     @property
     def header(self) -> Header:
@@ -162,6 +176,6 @@ def word_in(pair: list[int], seq: int) -> int:
     return word if seq_of(word) == seq else 0
 
 
-def ack_first(chunk: int) -> int:
+def ack_first(number: int) -> int:
     """The first bitmap word in an acknowledgement of this frame."""
-    return max(chunk // 32 - ACK_BEHIND, 0)
+    return max(number // 32 - ACK_BEHIND, 0)

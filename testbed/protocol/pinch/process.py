@@ -233,22 +233,16 @@ class Process:
 
     def kicks(self) -> list[Packet]:
         """A kick for each flow."""
-        return [self._own(PinchKind.DOORBELL, stream=flow) for flow in self.memory.config.fan]
+        return [self._own(PinchKind.DOORBELL, flow=flow) for flow in self.memory.config.fan]
 
     def handshake_kick(self, attempt: int = 0) -> Packet:
         """The kick that makes the programs send handshakes."""
         return self._own(PinchKind.SEND_HANDSHAKES, attempt=attempt)
 
-    def _own(self, kind: PinchKind, stream: int = 0, attempt: int = 0) -> Packet:
+    def _own(self, kind: PinchKind, flow: int = 0, attempt: int = 0) -> Packet:
         config = self.memory.config
-        head = Packet(
-            config.rank,
-            config.rank,
-            kind,
-            config.group,
-            config.cookie,
-            stream=stream,
-            attempt=attempt,
-        )
-        own = head._replace(sender=config.rank, receiver=config.rank, body=(0,) * LEAST_WORDS)
+        head = Packet(config.rank, config.rank, kind, config.group, config.cookie)
+        own = head.having(
+            sender=config.rank, receiver=config.rank, flow=flow, attempt=attempt
+        )._replace(body=(0,) * LEAST_WORDS)
         return own._replace(checksum=own.seal)

@@ -87,7 +87,7 @@ class Rank(Sender):
 
     def _is_expected(self, packet: Packet) -> bool:
         """Are number, sequence number and tag possible for a frame of this sender?"""
-        if packet.chunk >= self.config.sources[packet.sender].frames:
+        if packet.number >= self.config.sources[packet.sender].frames:
             return self._refuse("bad_chunk")
         if packet.seq != self.seq and not self.is_late(packet.seq):
             return self._refuse("bad_seq")
@@ -117,14 +117,14 @@ class Rank(Sender):
         :param late: The frame belonged to the previous exchange when it was verified.
         :param by_link: The frame arrived on the CPU that aggregates.
         """
-        peer, seq, chunk = self.peers[packet.sender], packet.seq, packet.chunk
+        peer, seq, number = self.peers[packet.sender], packet.seq, packet.number
         peer.heard += 1
         # This rank has completed the previous exchange, so it has all of its frames. Acknowledge
         # again, because the sender has missed acknowledgements.
         if late:
             return self._acknowledge(packet, by_link)
         claim, _ = self._add_bits(
-            self.seen, self.config.sources[packet.sender].seen + chunk // 32, seq, 1 << chunk % 32
+            self.seen, self.config.sources[packet.sender].seen + number // 32, seq, 1 << number % 32
         )
         if claim is Claim.TAKEN:
             self.count("duplicate")
@@ -147,6 +147,8 @@ class Rank(Sender):
         rows = packet.length // (8 * self.config.words + 4)
         hubs = unused = edges = 0
         for row in self.sink.take(packet.sender, packet.body[: packet.length // 8], rows):
+            if self.config.lands:
+                continue
             if row.bad:
                 self.count("bad_chunk")
             elif row.hub is not None:
@@ -172,7 +174,7 @@ class Rank(Sender):
     def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
         """Make the frame an acknowledgement to its sender."""
         stream = NO_STREAM if self._may_overtake(by_link) else packet.stream
-        source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
+        source, first = self.config.sources[packet.sender], ack_first(packet.number)
         words = [U32] * ACK_WORDS
         if packet.seq == self.seq:
             end = -(-source.frames // 32)
@@ -207,7 +209,7 @@ class Rank(Sender):
     def _is_ack(self, packet: Packet) -> bool:
         if packet.seq != self.seq:
             return self._refuse("bad_seq")
-        if packet.chunk >= self.ready:
+        if packet.number >= self.ready:
             return self._refuse("bad_chunk")
         if len(packet.body) < ACK_WORDS or packet.length != 8 * ACK_WORDS:
             return self._refuse("bad_length")
@@ -217,14 +219,14 @@ class Rank(Sender):
         """Record what a peer has received. Is there anything to send now?"""
         if not self._is_ack(packet):
             return False
-        rank, chunk, seq = packet.sender, packet.chunk, packet.seq
-        peer, number = self.peers[rank], self.config.flow_to(rank)
-        flow, first, news, holes = self.flows[number], ack_first(chunk), 0, 0
+        rank, number, seq = packet.sender, packet.number, packet.seq
+        peer, to = self.peers[rank], self.config.flow_to(rank)
+        flow, first, news, holes = self.flows[to], ack_first(number), 0, 0
         for word in range(first, min(first + ACK_WORDS, self.config.acked_words)):
             index, bits = rank * self.config.acked_words + word, packet.body[word - first] & U32
             _, fresh = self._add_bits(self.acks, index, seq, self.wanted[index] & bits)
             news += fresh.bit_count()
-            holes |= self.wanted[index] & ~bits & self._up_to(chunk, word)
+            holes |= self.wanted[index] & ~bits & self._up_to(number, word)
         peer.heard += 1
         peer.answers += 1
         if news:
@@ -233,20 +235,20 @@ class Rank(Sender):
             flow.in_flight -= news
             self.acked += news
             self._check_complete(seq)
-            self._measure(packet, self.sent.get((number, chunk)), now)
+            self._measure(packet, self.sent.get((to, number)), now)
         return bool(holes) or flow.next_number < self.ready
 
     @staticmethod
-    def _up_to(chunk: int, word: int) -> int:
-        """The bits of a bitmap's word for frames up to `chunk`."""
-        return U32 if word < chunk // 32 else 0 if word > chunk // 32 else U32 >> 31 - chunk % 32
+    def _up_to(number: int, word: int) -> int:
+        """The bits of a bitmap's word for frames up to `number`."""
+        return U32 if word < number // 32 else 0 if word > number // 32 else U32 >> 31 - number % 32
 
     def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
         """Sample the round trip, if the acknowledgement answers the frame's latest transmission."""
         if sent is None or (sent.seq, sent.stream, sent.serial) != (
             packet.seq,
             packet.stream,
-            packet.prev,
+            packet.serial,
         ):
             return
         rtt = now - sent.sent_us & U32
@@ -272,10 +274,15 @@ class Rank(Sender):
         peer, seq, ask = self.peers[packet.sender], packet.seq, bool(packet.flags & ASK)
         peer.heard += 1
         if exponent_in(packet.body[0]) == ENDED:
-            late = packet.prev if packet.flags & LATE else 0
-            self._note_end(packet.sender, packet.chunk, packet.prev ^ late, late)
+            late = packet.flags & LATE
+            self._note_end(
+                packet.sender,
+                packet.nonfinite,
+                0 if late else packet.gone,
+                packet.late if late else 0,
+            )
         else:
-            peer.at, peer.waits = packet.prev, packet.chunk
+            peer.at, peer.waits = packet.entered, packet.waits
             if self._take_word(peer, packet.body[0]):
                 kick = packet._replace(sender=self.config.rank, flags=KICK_ALL)
                 return Next.FAN, self._own(kick, PinchKind.DOORBELL)
@@ -345,13 +352,13 @@ class Rank(Sender):
             self.fanned[self.cpu] = place + 1
             self.count("fanned")
             flow = self.config.fan[place % len(self.config.fan)]
-            packet = self._own(packet._replace(stream=flow), PinchKind.DOORBELL)
+            packet = self._own(packet.having(flow=flow), PinchKind.DOORBELL)
         # Grow the buffer to a full frame here, so that the program that sends does not have to.
         packet = packet._replace(
             body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body))
         )
         # A kick that was not an acknowledgement names the CPU that has to send.
-        if mine and not self.config.anywhere and packet.stream != self.cpu:
+        if mine and not self.config.anywhere and packet.flow != self.cpu:
             return Next.CPU, packet
         return Next.SEND, packet
 

@@ -125,13 +125,13 @@ class Sender(Work):
         before a frame that has arrived there, on the same stream.
         """
         out, rank = [], kick.sender
-        for number in range(32 * ack_first(kick.chunk), min(kick.chunk + 1, len(self.frames))):
+        for number in range(32 * ack_first(kick.number), min(kick.number + 1, len(self.frames))):
             last = self.sent.get((self.flow_here, number))
             if not self.frames[number].to >> rank & 1 or self._is_acked(number, rank):
                 continue
             if last is None or (last.seq, last.stream) != (self.seq, kick.stream):
                 continue
-            if (last.serial - kick.prev) & 0x80000000:
+            if (last.serial - kick.serial) & 0x80000000:
                 out += self._send_frame(kick, number, 1 << rank, now)
                 self.count("gaps")
         return out
@@ -161,22 +161,22 @@ class Sender(Work):
             attempt = last.attempt + 1 & 0xFF
         ask = to if again else frame.ask
         body = frame.body + (0,) * (LEAST_WORDS - len(frame.body))
-        head = self._head(kick, PinchKind.EMBED, self.seq, number, attempt)._replace(
-            prev=self._next_serial(), body=body
+        head = self._head(kick, PinchKind.EMBED, self.seq, attempt).having(
+            number=number, serial=self._next_serial()
         )
-        self.sent[key] = Sent(self.seq, head.prev, now, self.cpu & 0xFF, attempt)
+        self.sent[key] = Sent(self.seq, head.serial, now, self.cpu & 0xFF, attempt)
         self.count("sent", to.bit_count())
         self.count("sent_bytes", to.bit_count() * max(FRAME_BYTES + length, _LEAST_BYTES))
         if again:
             self.count("resent", to.bit_count())
-        return self._copies(head, to, ask, length)
+        return self._copies(head._replace(body=body), to, ask, length)
 
     def _ask_for(self, kick: Packet, number: int, last: Sent, to: int) -> list[Packet]:
         """Ask the ranks in `to` whether frame `number` has arrived."""
         attempt = last.attempt + 1 & 0xFF
         self.sent[self.flow_here, number] = last._replace(attempt=attempt)
-        head = self._head(kick, PinchKind.ASK, self.seq, number, attempt)._replace(
-            prev=self._next_serial()
+        head = self._head(kick, PinchKind.ASK, self.seq, attempt).having(
+            number=number, serial=self._next_serial()
         )
         self.count("asks", to.bit_count())
         return self._copies(head._replace(body=head.body[:LEAST_WORDS]), to, 0, 0)

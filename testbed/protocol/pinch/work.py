@@ -170,14 +170,16 @@ class Work(Memory):
         """Turn the frame into a handshake to a rank."""
         seq, ended = seq_of(word), self.has_ended
         word = word_of(seq, ENDED) if ended else word
-        head = self._head(
-            packet, PinchKind.HANDSHAKE, seq, self.nonfinite if ended else say.waits, say.attempt
-        )
+        head = self._head(packet, PinchKind.HANDSHAKE, seq, say.attempt)
         late = self.late if ended and not self.gone else 0
+        if not ended:
+            head = head.having(waits=say.waits, entered=say.seq)
+        elif late:
+            head = head.having(nonfinite=self.nonfinite, late=late)
+        else:
+            head = head.having(nonfinite=self.nonfinite, gone=self.gone)
         flags = ASK * say.ask | LATE * bool(late)
-        head = head._replace(
-            prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:])
-        )
+        head = head._replace(flags=flags, body=(word, *packet.body[1:]))
         self.count("handshakes")
         return self._address(head, to, 8)
 
@@ -187,9 +189,9 @@ class Work(Memory):
         self.serials[self.cpu] = self.serials.get(self.cpu, 0) + 1 & U32
         return self.serials[self.cpu]
 
-    def _head(self, packet: Packet, kind: int, seq: int, chunk: int, attempt: int) -> Packet:
-        """Write the header of a frame of this rank, except for receiver, flags, checksum and length
-        (``pinch_write_head``).
+    def _head(self, packet: Packet, kind: int, seq: int, attempt: int) -> Packet:
+        """Write the header of a frame of this rank, except for its number or what else is there,
+        receiver, flags, checksum and length (``pinch_write_head``).
         """
         config = self.config
         return packet._replace(
@@ -198,14 +200,12 @@ class Work(Memory):
             group=config.group,
             cookie=config.cookie,
             seq=seq,
-            chunk=chunk,
             attempt=attempt,
             hop=0,
             sender=config.rank,
             round=0,
             tag=config.tag,
             stream=self.cpu & 0xFF,
-            prev=0,
         )
 
     def _address(self, packet: Packet, to: int, length: int = 8 * ACK_WORDS) -> Packet:

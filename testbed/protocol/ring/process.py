@@ -21,11 +21,11 @@ from testbed.protocol.ring.memory import (
 from testbed.protocol.sequence import is_before, seq_of, word_of
 from testbed.protocol.wire import Frame, Header, Kind, Words, checksum, weigh
 
-__all__ = ["Process"]
+__all__ = ["PATIENCE", "Process"]
 
 _REACH = 8
 """Times window and ranks: the number of chunks to look at, from the first that is missing."""
-_PATIENCE = 4
+PATIENCE = 10
 """Stalls in a row after which a chunk is nacked without evidence, if there have been no losses
 lately.
 """
@@ -44,6 +44,8 @@ class Process:
         self.memory = memory
         self.window = window
         self.total = self.stalls = 0
+        #: The last `stall` has nacked a chunk that is known to be lost.
+        self.in_recovery = False
         self._front = self._nacked_at = self._allowed = self._probes = self._next = (
             self._to_verify
         ) = 0
@@ -56,6 +58,7 @@ class Process:
         memory.seq = memory.next_seq = seq
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self.total = total
+        self.in_recovery = False
         self.stalls = self._front = self._next = self._to_verify = 0
         self._nacked_at = sum(stream.progress for stream in memory.streams)
         self._allowed = self.window * config.ranks
@@ -175,7 +178,7 @@ class Process:
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
         complete = flushed and self._is_complete()
         blind = (
-            _BLIND if flushed and self.stalls >= (1 if memory.is_lossy(seq) else _PATIENCE) else 0
+            _BLIND if flushed and self.stalls >= (1 if memory.is_lossy(seq) else PATIENCE) else 0
         )
         if flushed:
             self._verify_early(min(self.total, memory.ready))
@@ -184,6 +187,7 @@ class Process:
         memory.front = self._front
         end = min(self.total, self._front + _REACH * self.window * config.ranks, memory.ready)
         start = self._next if self._front <= self._next < end else self._front
+        self.in_recovery = False
         for chunk in (*range(start, end), *range(self._front, min(start, end))):
             record = memory.chunks[chunk]
             if not allowed:
@@ -197,7 +201,8 @@ class Process:
             if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
                 continue
             refused = seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED
-            if not (complete or refused or self._is_lost(chunk)):
+            known = complete or refused or self._is_lost(chunk)
+            if not known:
                 if not blind:
                     continue
                 blind -= 1
@@ -206,6 +211,7 @@ class Process:
             ):  # no later round was seen here
                 self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
             self.post(WrKind.NACK, seq, chunk)
+            self.in_recovery |= known
             self._next = chunk + 1
             allowed -= 1
         self.stalls += 1

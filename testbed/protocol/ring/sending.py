@@ -1,266 +1,43 @@
 """What a rank sends: partial sums, results, and nacks.
 
-Reference model of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of
-``ring_store.h``. `Work` models the races with other CPUs that the C code guards against: it holds
-what a program has read before it acts, and a test may let other things happen in between.
+Reference model of the sending half of ``bpf/include/ring_store.h``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from testbed.protocol.ring.memory import (
-    EARLY_SLOTS,
-    EARLY_TRIES,
-    NACK_ENTRIES,
     Chunk,
-    Memory,
-    Nack,
-    NackQueue,
-    Nacks,
-    ResultState,
     Stage,
-    Tensor,
     is_done,
-    item_of,
-    parts_of,
 )
-from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
-from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
+from testbed.protocol.ring.streams import U32, U64, Streams, Work
+from testbed.protocol.sequence import is_before, seq_of, word_of
+from testbed.protocol.wire import (
+    JUMBO_OFFSET,
+    LINEAR_PAYLOAD,
+    NOTHING,
+    RESTART,
+    Frame,
+    Kind,
+    frame_seal,
+    offset_of,
+)
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
-__all__ = ["Sender", "Work"]
-
-U32 = 0xFFFFFFFF
-U64 = 0xFFFFFFFFFFFFFFFF
-_SKIP = 4
-_MOST_DOUBLINGS = 4
+__all__ = ["Sender"]
 
 
-@dataclass(slots=True)
-class Work:
-    """``struct ring_work``: the frame that a program works on, and what the program has read before
-    it acts.
-
-    :param index: The frame's chunk.
-    :param length: Bytes of its payload.
-    :param reduced: The chunk's word `reduced`, as read.
-    :param result: The chunk's word `result`, as read.
-    :param sender: The sender of the frame that has arrived.
-    :param verified: Content and sender of that frame have been verified.
-    """
-
-    frame: Frame
-    now: int
-    cpu: int
-    seq: int
-    ready: int
-    index: int = 0
-    length: int = 0
-    reduced: int = 0
-    result: int = 0
-    sender: int = 0
-    verified: bool = False
-
-
-class Sender(Memory):
+class Sender(Streams):
     """The part of a rank's programs that makes frames."""
 
-    nack_due = False
-    """A nack is due, and the last call has returned a frame: a copy of it returns from the doorbell
-    and becomes the nack.
-    """
-
-    # The state of a chunk.
-
-    def _owner(self, index: int) -> int:
-        return index % self.config.ranks
-
-    def _is_mine(self, index: int) -> bool:
-        return index % self.config.ranks == self.config.rank
-
-    def _steps(self, index: int, rank: int) -> int:
-        """Hops from a chunk's owner to a rank in the reduce-scatter phase."""
-        return (rank - index) % self.config.ranks
-
-    def _result_steps(self, index: int, rank: int) -> int:
-        """Hops of a result to a rank, from the rank before the owner, which computes it. To that
-        rank itself it takes a full turn of the ring.
-
-        That rank receives a result only after it has refused its own.
+    def _resize(self, frame: Frame, length: int) -> bool:
+        """Make a frame long enough for a payload. One with fragments can be cut, but cannot grow,
+        nor can another one become one.
         """
-        return self._steps(index, rank) + 1
-
-    def _seq_verified(self, seq: int) -> bool:
-        return self.verified == seq or is_before(seq, self.seq)
-
-    def _is_verified(self, word: int) -> bool:
-        """Has the process verified the result that a word describes?"""
-        state = word & 0xFF
-        return state == ResultState.VERIFIED or (
-            state == ResultState.DONE and self._seq_verified(seq_of(word))
-        )
-
-    def _holds(self, w: Work) -> bool:
-        """Does this rank hold the result of the frame's chunk and sequence number?"""
-        return seq_of(w.result) == w.frame.header.seq and is_done(w.result)
-
-    def _holds_enough(self, w: Work) -> bool:
-        """Is that result good enough for the frame's round? A verified one is good enough for any
-        round.
-        """
-        return self._holds(w) and (
-            w.result >> 8 & 0xFF >= w.frame.header.round or self._is_verified(w.result)
-        )
-
-    def _too_soon(self, w: Work) -> bool:
-        """Was the chunk retransmitted within the holdoff? With ``origin`` all ranks that lack it
-        nack it at once.
-        """
-        since = self.chunks[w.index].resent_us
-        return (
-            not self.config.upstream and since != 0 and (w.now - since & U32) < self.nack_holdoff_us
-        )
-
-    def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
-        """Compare-and-exchange, only forward."""
-        if not is_forward(before, after) or getattr(chunk, name) != before:
+        if offset_of(length) + length > max(frame.size, JUMBO_OFFSET + LINEAR_PAYLOAD):
             return False
-        setattr(chunk, name, after)
+        frame.resize(length)
         return True
-
-    def _tensor(self, seq: int) -> Tensor:
-        return self.tensors[seq & 1]
-
-    # Streams, and loss detection on them.
-
-    def _enlist(self, w: Work, index: int, stage: Stage) -> None:
-        """Append a frame that is sent for the first time to this CPU's stream."""
-        stream, chunk, header = self.streams[w.cpu], self.chunks[index], w.frame.header
-        header.flags = 0
-        self._name_latest(w, w.seq)
-        stream.seq, stream.prev = w.seq, item_of(index, header.round, stage)
-        chunk.before[stage], chunk.attempt = (
-            (NOTHING if header.flags else header.prev),
-            header.attempt,
-        )
-
-    def _repeat(self, w: Work) -> None:
-        """The chunk's partial sum was sent before: repeat its ``prev``."""
-        header, chunk = w.frame.header, self.chunks[w.index]
-        header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
-
-    def _name_latest(self, w: Work, seq: int) -> None:
-        """Set ``prev`` to the stream's last frame, if that belongs to this collective or the
-        previous one.
-        """
-        stream, header = self.streams[w.cpu], w.frame.header
-        header.prev = NOTHING
-        if not stream.seq:
-            return
-        if stream.seq == seq:
-            header.prev = stream.prev
-        elif seq_after(stream.seq) == seq:
-            header.prev = stream.prev
-            header.flags |= EARLIER
-
-    def _lacks(self, chunk: Chunk, seq: int, round_: int, stage: Stage) -> bool:
-        """Does this rank lack this frame of a chunk?"""
-        state = chunk.result & 0xFF
-        at_all = seq_of(chunk.result) == seq and state != ResultState.NONE
-        if stage is Stage.PARTIAL:
-            return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
-        return not (
-            at_all and (chunk.result >> 8 & 0xFF >= round_ or self._is_verified(chunk.result))
-        )
-
-    def _has_early(self, seq: int, index: int) -> bool:
-        for step in range(EARLY_TRIES):
-            early = self.early_frames[(index + step * (EARLY_SLOTS // EARLY_TRIES)) % EARLY_SLOTS]
-            if early is not None and (early.header.seq, early.header.chunk) == (seq, index):
-                return True
-        return False
-
-    def _note_loss(self, w: Work) -> None:
-        """A frame was lost on its way to this rank or from it."""
-        self.lossy = w.seq
-
-    def _look_back(self, w: Work) -> None:
-        """A frame has arrived: has its predecessor? If not, note the loss and queue a nack."""
-        seq, prev = w.frame.header.seq, w.frame.header.prev
-        index, round_, stage = parts_of(prev)
-        if w.frame.header.flags & EARLIER:
-            if seq != seq_after(w.seq):
-                return
-            seq = w.seq
-        if prev == NOTHING or index >= self.config.chunks or is_before(seq, w.seq):
-            return
-        chunk, nacks = self.chunks[index], self.nacks[w.cpu]
-        if not self._lacks(chunk, seq, round_, stage):
-            return
-        if stage is Stage.PARTIAL and self._has_early(seq, index):
-            return
-        self._note_loss(w)
-        chunk.lost[stage], chunk.nacked_us = seq, w.now
-        self._count("lost")
-        if not self.config.reorder_threshold or seq != w.seq or index >= w.ready:
-            return
-        self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.reorder_threshold, w.now))
-
-    def _put(self, queue: NackQueue, nack: Nack) -> None:
-        if len(queue.carried) + len(queue.waiting) >= NACK_ENTRIES:
-            # Their frames were dropped on the way: wait again.
-            queue.waiting = queue.carried + queue.waiting
-            queue.carried.clear()
-            return
-        queue.waiting.append(nack)
-
-    def _is_missing(self, nack: Nack) -> bool:
-        if nack.seq != self.seq:
-            return False
-        index, round_, stage = parts_of(nack.item)
-        return self._lacks(self.chunks[index], nack.seq, round_, stage)
-
-    def _look_around(self, w: Work) -> None:
-        """Count an arrival, and see whether a nack is due."""
-        nacks = self.nacks[w.cpu]
-        nacks.frames = nacks.frames + 1 & U32
-        self.nack_due = self._carry(w, nacks, nacks.fresh) or self._carry(w, nacks, nacks.again)
-
-    def _carry(self, w: Work, nacks: Nacks, queue: NackQueue) -> bool:
-        """Is a nack due? Then reserve it for the frame at hand."""
-        for _ in range(_SKIP):
-            if not queue.waiting:
-                return False
-            nack = queue.waiting[0]
-            if self._is_missing(nack):
-                if (nacks.frames - nack.due_frame | w.now - nack.due_us) & 0x80000000:
-                    return False
-                queue.carried.append(queue.waiting.popleft())
-                return True
-            queue.waiting.popleft()
-            if queue.carried:
-                queue.carried.append(nack)
-        return False
-
-    def _take_nack(self, w: Work, nacks: Nacks, queue: NackQueue) -> Nack | None:
-        """Take a reserved entry; None: none is still missing."""
-        for _ in range(_SKIP):
-            if not queue.carried:
-                return None
-            nack = queue.carried.popleft()
-            if self._is_missing(nack):
-                due = w.now + (self.nack_holdoff_us << nack.tries) & U32
-                self._put(
-                    nacks.again,
-                    Nack(
-                        nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)
-                    ),
-                )
-                return nack
-        return None
-
-    # Frames.
 
     def _launch(self, w: Work, round_: int, again: bool) -> Frame | None:
         """Turn the frame into the first hop of one of this rank's chunks.
@@ -268,7 +45,8 @@ class Sender(Memory):
         :param again: The chunk has been launched before.
         """
         header, chunk, tensor = w.frame.header, self.chunks[w.index], self._tensor(w.seq)
-        w.frame.resize(tensor.length)
+        if not self._resize(w.frame, tensor.length):
+            return None
         w.frame.fill(self.inputs[w.index], tensor.length)
         if w.seq != self.seq:
             return self._drop("overtaken")
@@ -332,7 +110,8 @@ class Sender(Memory):
         """
         header, chunk = w.frame.header, self.chunks[w.index]
         hop = self._result_steps(w.index, to)
-        w.frame.resize(w.length)
+        if not self._resize(w.frame, w.length):
+            return None
         w.frame.fill(self.results[w.index], w.length)
         if seq_of(chunk.result) != header.seq or not is_done(chunk.result):
             return self._drop("overtaken")
@@ -380,7 +159,8 @@ class Sender(Memory):
         if slot.valid != mine or slot.round != round_:
             chunk.resent_us = w.now
             return self._send_restart(w, round_)
-        w.frame.resize(w.length)
+        if not self._resize(w.frame, w.length):
+            return None
         w.frame.fill(slot.data, w.length)
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = (
@@ -410,11 +190,12 @@ class Sender(Memory):
         """
         header, config, tensor = w.frame.header, self.config, self._tensor(w.seq)
         chunk = self.chunks[w.index]
-        w.frame.resize(tensor.length)
+        if not self._resize(w.frame, tensor.length):
+            return None
         header.kind, header.seq, header.chunk = Kind.NACK, w.seq, w.index
         header.attempt, header.hop = self._next_attempt(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
-        header.round, header.tag, header.prev = round_, tensor.tag, chunk.reduced & 0xFF
+        header.round, header.tag, header.summed = round_, tensor.tag, chunk.reduced & 0xFF
         chunk.nacked_us = w.now
         self._count("resent")
         return self._send(w, config.before, tensor.length, 0)
@@ -433,20 +214,5 @@ class Sender(Memory):
         header.stream = self.stream_number(w.cpu)
         header.checksum = total + frame_seal(header) & U64
         self._count("sent")
-        self._count("sent_bytes", FRAME_BYTES + length)
+        self._count("sent_bytes", offset_of(length) + length)
         return frame
-
-    def stream_number(self, cpu: int) -> int:
-        """The number by which frames name a CPU's stream."""
-        return cpu
-
-    def _count(self, counter: str, by: int = 1) -> None:
-        self.counters[counter] += by
-
-    def _drop(self, reason: str) -> Frame | None:
-        self._count(reason)
-        return None
-
-    def _refuse(self, reason: str) -> bool:
-        self._count(reason)
-        return False

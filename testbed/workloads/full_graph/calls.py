@@ -67,7 +67,8 @@ def prepare_rank(
 
     state, data = context.state(State), GraphData.load(Path(graph))
     if state.part is None:
-        state.part = make_part(data, partition(scenario, Path(graph)), rank, scenario.fabric.hosts)
+        owners, hosts = partition(scenario, Path(graph)), scenario.fabric.hosts
+        state.part = make_part(data, owners, rank, hosts, scenario.exchange.halo)
     part = state.part
 
     def make() -> FullTrainer:

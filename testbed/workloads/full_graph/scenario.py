@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from testbed.comm.options import Window
 from testbed.core.tables import Named
-from testbed.exchange.options import ExchangeTerms
+from testbed.exchange.options import ExchangeTerms, HaloOptions
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.partition.registry import PARTITIONERS
 from testbed.workloads.scenario import SystemTable
@@ -15,7 +15,7 @@ from testbed.workloads.training.scenario import TrainingScenario
 __all__ = ["FullGraphScenario", "FullGraphSpec"]
 
 
-class FullGraphSpec(SystemTable, ExchangeTerms):
+class FullGraphSpec(SystemTable, ExchangeTerms, HaloOptions):
     """``[exchange]``: the exchanges that take turns, and their common options."""
 
     backends: tuple[Annotated[str, Named(EXCHANGES)], ...] = Field(

@@ -174,6 +174,14 @@ def test_transposed_twice_is_sorted(adjacency: Adjacency) -> None:
     assert again.tolist() == [column for row in rows for column in row]
 
 
+def test_a_part_may_have_a_cover(graph: GraphData) -> None:
+    owners = make_owners("hash", graph.indptr, graph.indices, 2)
+    rows, cover = (make_part(graph, owners, 0, 2, halo) for halo in ("rows", "cover"))
+    assert cover.forward.num_halo < rows.forward.num_halo
+    assert np.array_equal(cover.forward.owned, rows.forward.owned)
+    assert cover.symmetric == rows.symmetric
+
+
 def test_exchanges_that_a_model_takes() -> None:
     narrow = ModelSpec(name="gcn", hidden=64)
     assert plan_exchanges(narrow, 512, 58, cached=False) == {

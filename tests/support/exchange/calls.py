@@ -1,11 +1,12 @@
 """Functions that tests call in the ranks' workers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from testbed.comm.backend import Counters
-from testbed.core.errors import CollectiveError
+from testbed.comm.collective import Counters
+from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.worker import WorkerContext
@@ -31,6 +32,15 @@ def aggregate(context: WorkerContext, group_id: int, inputs: list[Any]) -> list[
             results.append(error)
         assert np.array_equal(x, before, equal_nan=True)
     return results
+
+
+def errors_of(outcomes: Mapping[str, Any]) -> dict[str, CollectiveError]:
+    """Errors of the hosts that live, of `outcomes` of `aggregate` with a single input."""
+    return {
+        host: outcome[0]
+        for host, outcome in outcomes.items()
+        if not isinstance(outcome, WorkerDied) and isinstance(outcome[0], CollectiveError)
+    }
 
 
 def count(context: WorkerContext, group_id: int) -> Counters:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.options import HaloChoice
 from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.layout import RowLayout
 from testbed.exchange.pinch.vertex_tables import make_tables
@@ -70,11 +71,18 @@ class Hosts:
             plan.hosts, group_id=next(GROUPS), mtu=plan.mtu, rendezvous=directory, **options
         )
 
-    def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:
+    def open(
+        self,
+        graph: Partitioned,
+        dim: int,
+        kind: Aggregation,
+        halo: HaloChoice = "rows",
+        **options: Any,
+    ) -> int:
         """Open an exchange on all hosts; return its number."""
         specs = [
-            ExchangeSpec(group, halo, dim, kind)
-            for group, halo in zip(self.groups(**options), graph.halos, strict=True)
+            ExchangeSpec(group, part, dim, kind)
+            for group, part in zip(self.groups(**options), graph.halos_of(halo), strict=True)
         ]
         self._each(calls.open_one, [{"name": self.name, "spec": spec} for spec in specs])
         return specs[0].group.group_id

@@ -11,11 +11,12 @@ from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.options import Adder, HaloChoice
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
 from testbed.protocol.scale import ScaleGuess
-from testbed.testing.aggregates import exact_aggregates
+from testbed.testing.aggregates import exact_aggregates, float_aggregates
 from testbed.testing.graphs import Partitioned
 from testbed.worker import WorkerContext, Workers
 from tests.support.exchange import hosts
@@ -71,12 +72,18 @@ def assert_exact(
     x: np.ndarray,
     results: Sequence[Any],
     guess: ScaleGuess | None = None,
+    choice: HaloChoice = "rows",
+    adder: Adder = "kernel",
 ) -> None:
-    """Check that every rank has the sums of its lanes, bit for bit.
+    """Check that every rank has the sums of its lanes, or of float32 rows, bit for bit.
 
-    :param guess: See `exact_aggregates`.
+    :param guess: See `exact_aggregates`; `choice` likewise.
     """
-    expected = exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess)
+    expected = (
+        float_aggregates(graph, x, kind, choice)
+        if adder == "process"
+        else exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess, choice)
+    )
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
         np.testing.assert_array_equal(result, wanted, err_msg=f"rank {rank}")
@@ -97,13 +104,15 @@ class Opened(Closing):
     ) -> None:
         self.on, self.graph, self.kind, self.lanes = on, graph, kind, lanes
         self.names = list(on.fabric.hosts)[: graph.world]
+        self.choice: HaloChoice = options.pop("halo", "rows")
+        self.adder: Adder = options.get("aggregate", "kernel")
         self.open = False
         self.guess = ScaleGuess(slack=SLACK)
         groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
         self.number = groups[0].group_id
         specs = [
             ExchangeSpec(group, halo, dim, kind, **options)
-            for group, halo in zip(groups, graph.halos, strict=True)
+            for group, halo in zip(groups, graph.halos_of(self.choice), strict=True)
         ]
         self.call(open_in, [{"spec": spec} for spec in specs])
         self.open = True
@@ -131,7 +140,16 @@ class Opened(Closing):
         scale.
         """
         for x, results in zip(inputs, self.aggregate(inputs, times), strict=True):
-            assert_exact(self.graph, self.kind, self.lanes, x, results, self.guess)
+            assert_exact(
+                self.graph,
+                self.kind,
+                self.lanes,
+                x,
+                results,
+                self.guess,
+                self.choice,
+                self.adder,
+            )
 
     def measures(self) -> dict[str, float]:
         """Sums over ranks."""
@@ -173,6 +191,6 @@ class PinchHosts:
     ) -> Opened:
         """Open an exchange on as many hosts as the graph has ranks.
 
-        :param options: Fields of `ExchangeSpec`.
+        :param options: Fields of `ExchangeSpec`, and `halo`: what travels.
         """
         return Opened(self, graph, dim, kind, lanes, timeout, options)

@@ -11,7 +11,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from testbed.protocol.scapy_layers import RingHeader
-from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal
+from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal, stored
 from tests.support.kernel.reference import KernelRank
 from tests.support.native.process import NativeProcess
 from tests.support.protocol.network import COOKIE, GROUP, config, endpoints
@@ -55,7 +55,7 @@ def packet(
         "receiver": to,
         "tag": TAG,
         "length": 8 * words.size,
-    } | fields
+    } | stored(**fields)
     said = Header(**{name: value for name, value in good.items() if name != "magic"})
     good.setdefault("checksum", checksum(words) + frame_seal(said) & (1 << 64) - 1)
     frame = (

@@ -12,7 +12,9 @@ import numpy as np
 from testbed.comm.group import Lanes, make_groups
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
+from testbed.exchange.options import Adder
 from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT, Numbers
+from testbed.exchange.pinch.landings import frame_bound
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.vertex_tables import make_tables
@@ -36,11 +38,13 @@ from testbed.protocol.wire import (
     decode,
     encode,
     frame_seal,
+    stored,
     weigh,
 )
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned, embeddings
 from tests.support.exchange import pinch_reference as reference
+from tests.support.fabric.tap import received as recorded
 
 __all__ = [
     "SEQ",
@@ -105,13 +109,20 @@ class Loaded(Closing):
         processing: Processing = "spread",
         mtu: int = 1500,
         seq: int = SEQ,
+        aggregate: Adder = "kernel",
     ) -> None:
         self.graph, self.x, self.kind, self.seq = graph, x, kind, seq
-        self.bits = 16 if lanes == "int16" else 32
+        self.plain = aggregate == "process"
+        self.bits = 16 if lanes == "int16" and not self.plain else 32
         self.layout = RowLayout.plan(x.shape[1], self.bits, mtu)
         self.exponent = aggregates.magnitude(x[aggregates.sent(graph)])
-        self.lanes = aggregates.Format(self.bits).quantize(x, self.exponent)
+        self.lanes = self.lanes_of(x, self.exponent)
         self.tables = [make_tables(halo, self.layout, kind) for halo in graph.halos]
+        if self.plain:
+            self.tables = [
+                tables.for_landing(frame_bound(halo, self.layout))
+                for tables, halo in zip(self.tables, graph.halos, strict=True)
+            ]
         self.bundles = [
             bundle(tables.outgoing, tables.masks, self.layout.rows) for tables in self.tables
         ]
@@ -123,7 +134,12 @@ class Loaded(Closing):
             stack.enter_context(namespace())
             for rank in ranks:
                 spec = ExchangeSpec(
-                    self.groups[rank], graph.halos[rank], x.shape[1], kind, processing=processing
+                    self.groups[rank],
+                    graph.halos[rank],
+                    x.shape[1],
+                    kind,
+                    processing=processing,
+                    aggregate=aggregate,
                 )
                 port = PinchPort(
                     NoDispatcher(), spec, self.layout, self.tables[rank], self.numbers(rank)
@@ -136,7 +152,13 @@ class Loaded(Closing):
         self._stack.close()
 
     def numbers(self, rank: int) -> Numbers:
-        return Numbers(self.layout, self.kind, self.tables[rank].scale)
+        return Numbers(self.layout, self.kind, self.tables[rank].scale, plain=self.plain)
+
+    def lanes_of(self, x: np.ndarray, exponent: int) -> np.ndarray:
+        """Rows as they travel."""
+        if self.plain:
+            return x.view(np.int32).astype(np.int64)
+        return aggregates.Format(self.bits).quantize(x, exponent)
 
     def open(self, rank: int, seq: int) -> None:
         """Open an exchange as if its sequence number had never been used: nothing has arrived,
@@ -179,7 +201,7 @@ class Loaded(Closing):
 
     def embed(self, sender: int, number: int, to: int, /, **fields: int) -> bytes:
         """A rank's frame as it reaches another."""
-        fields = {"chunk": number, "seq": self.seq} | fields
+        fields = {"number": number, "seq": self.seq} | fields
         return frame(self.ports[to], self.payload(sender, number), sender, **fields)
 
     def frames_to(self, rank: int, /, **fields: int) -> list[bytes]:
@@ -258,9 +280,9 @@ class Loaded(Closing):
             for name, table in tables.items()
             if name not in left_out and not name.startswith(".")
         }
-        stash = shared.pop("stash")
+        pending = shared.pop("pending")
         found = {name: table.view(np.uint8).tobytes() for name, table in shared.items()}
-        found["stash"] = b"".join(stash.lookup(key) for key in range(stash.max_entries))
+        found["pending"] = b"".join(pending.lookup(key) for key in range(pending.max_entries))
         return found | {"events": self.ports[rank].maps.producer.tobytes()}
 
     @contextmanager
@@ -307,15 +329,8 @@ def checksum(header: Header, payload: Words) -> int:
 
 def received(tap: socket) -> list[bytes]:
     """The exchange's frames that a socket has received."""
-    found = []
     tap.setblocking(False)
-    while True:
-        try:
-            data = tap.recv(4096)
-        except BlockingIOError:
-            return found
-        if decode(data) is not None:
-            found.append(data)
+    return [data for data, _ in recorded(tap)]
 
 
 def frame(
@@ -331,7 +346,7 @@ def frame(
         "sender": sender,
         "receiver": group.rank,
     }
-    header = Header(**good | {"tag": tag, "length": length, "stream": STREAM} | fields)
+    header = Header(**good | {"tag": tag, "length": length, "stream": STREAM} | stored(**fields))
     if "checksum" not in fields:
         header.checksum = checksum(header, payload)
     ends = [
@@ -340,17 +355,17 @@ def frame(
     return encode(Frame(header, payload, *ends))
 
 
-def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fields: int) -> bytes:
+def ack(port: PinchPort, sender: int, number: int, have: Sequence[int], /, **fields: int) -> bytes:
     """An acknowledgement by another rank: of the frames that it has, as many as fit around a given
     frame.
     """
-    first = max(chunk // 32 - ACK_BEHIND, 0)
+    first = max(number // 32 - ACK_BEHIND, 0)
     words = np.zeros(ACK_WORDS, np.uint64)
-    for number in have:
-        if 0 <= number // 32 - first < ACK_WORDS:
-            words[number // 32 - first] |= np.uint64(1 << number % 32)
+    for one in have:
+        if 0 <= one // 32 - first < ACK_WORDS:
+            words[one // 32 - first] |= np.uint64(1 << one % 32)
     return frame(
-        port, words, sender, PinchKind.ACK, chunk=chunk, **{"seq": port.process.seq} | fields
+        port, words, sender, PinchKind.ACK, number=number, **{"seq": port.process.seq} | fields
     )
 
 
@@ -369,7 +384,7 @@ def said(data: bytes) -> Frame:
 
 def bits(found: Frame) -> set[int]:
     """The frames that an acknowledgement reports as arrived."""
-    first = max(found.header.chunk // 32 - ACK_BEHIND, 0)
+    first = max(found.header.number // 32 - ACK_BEHIND, 0)
     return {
         32 * (first + i) + b
         for i, word in enumerate(found.payload.tolist())

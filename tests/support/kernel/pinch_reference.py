@@ -13,8 +13,10 @@ import numpy as np
 from testbed.comm.group import Lanes
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, Processing
+from testbed.exchange.options import Adder
 from testbed.exchange.pinch.fixed_point import EXPONENTS, LEAST_EXPONENT
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.process import Waited
 from testbed.exchange.pinch.vertex_tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
@@ -119,6 +121,46 @@ class Accumulators:
     def clear(self) -> None:
         self.words[:] = self.none
 
+    def assert_same(self, port: PinchPort) -> None:
+        """Check that the accumulators, added up as the process does it, are these."""
+        banks = port.maps.accumulators.reshape(port.placement.banks, -1, self.layout.wide)
+        if self.kind != "max":
+            found = banks.sum(axis=0, dtype=np.uint64)
+        else:
+            lanes = "<i8" if self.layout.bits == 32 else "<i4"
+            found = np.ascontiguousarray(banks).view(lanes).max(axis=0).view(np.uint64)
+        np.testing.assert_array_equal(found, self.words[: banks.shape[1]])
+
+
+class Landed:
+    """The `Sink` of one rank whose process adds up rows: the frames that have landed."""
+
+    def __init__(self, words: int) -> None:
+        self.words = words  # of a row
+        self.frames: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def take(self, sender: int, body: tuple[int, ...], rows: int) -> Iterable[Row]:
+        self.frames.append((sender, rows, body))
+        return ()
+
+    def add_slice(self, hub: Hub, number: int) -> int:
+        raise AssertionError("there are no hubs")
+
+    def clear(self) -> None:
+        self.frames.clear()
+
+    def assert_same(self, port: PinchPort) -> None:
+        """Check that exactly these frames are in memory, whatever bank they are in."""
+        maps, found = port.maps, []
+        slots = maps.landing.reshape(port.placement.banks, -1)[:, : maps.slots * maps.stride]
+        for bank, count in zip(slots, maps.landed.ravel().tolist(), strict=True):
+            for slot in bank.reshape(maps.slots, maps.stride)[:count]:
+                sender, rows = slot[:8].view(np.uint32).tolist()
+                words = (rows + 1) // 2 + rows * self.words
+                body = slot[8 : 8 + 8 * words].view(np.uint64)
+                found.append((sender, rows, tuple(body.tolist())))
+        assert sorted(found) == sorted(self.frames)
+
 
 class Member:
     """One rank: its port, and the reference models of its programs and process."""
@@ -131,7 +173,11 @@ class Member:
         none = 0
         if loaded.kind == "max":
             none = 1 << 63 if layout.bits == 32 else 1 << 63 | 1 << 31
-        self.sink = Accumulators(tables, layout, loaded.kind, none)
+        self.sink: Accumulators | Landed = (
+            Landed(layout.words)
+            if loaded.plain
+            else Accumulators(tables, layout, loaded.kind, none)
+        )
         self.rank = Rank(
             Config(
                 cookie=port.group.cookie,
@@ -149,6 +195,7 @@ class Member:
                 ),
                 home=tuple(port.placement.homes),
                 anywhere=port.placement.cpu == ANYWHERE,
+                lands=loaded.plain,
             ),
             self.sink,
         )
@@ -166,7 +213,7 @@ class Member:
             "both",
             "fan",
             "cpus",
-            "stash",
+            "pending",
             "vertices",
             "edges",
         )
@@ -195,6 +242,8 @@ class Member:
     def open(self, seq: int) -> None:
         self.port.process.open(seq)
         self.process.open(seq)
+        if isinstance(self.sink, Landed):
+            self.sink.clear()
 
     def address(self, bundles: Bundles, lanes: np.ndarray) -> None:
         port, layout = self.port, self.network.loaded.layout
@@ -402,7 +451,7 @@ class Member:
             assert int(queue[place]) == entry
         for slot, hub in rank.hubs.items():
             assert hubs[slot].tolist() == (hub.first, hub.neighbours, hub.part, hub.next)
-            assert np.frombuffer(shared["pinch_stash"].lookup(slot), np.uint64)[
+            assert np.frombuffer(shared["pinch_pending"].lookup(slot), np.uint64)[
                 : len(hub.body)
             ].tolist() == list(hub.body)
         counted = port.maps.counters()
@@ -411,19 +460,9 @@ class Member:
             for name, count in counted.items()
             if count != rank.counters[name]
         } == {}
-        banks = port.maps.accumulators.reshape(
-            port.placement.banks, -1, self.network.loaded.layout.wide
-        )
-        np.testing.assert_array_equal(self.all_banks(banks), self.sink.words[: banks.shape[1]])
+        self.sink.assert_same(port)
         assert self.network.loaded.events(self.index) == rank.events
         rank.events.clear()
-
-    def all_banks(self, banks: np.ndarray) -> np.ndarray:
-        """The accumulators, added up as the process does it."""
-        if self.sink.kind != "max":
-            return banks.sum(axis=0, dtype=np.uint64)
-        dtype = "<i8" if self.sink.layout.bits == 32 else "<i4"
-        return np.ascontiguousarray(banks).view(dtype).max(axis=0).view(np.uint64)
 
 
 class Compared(Closing):
@@ -442,6 +481,7 @@ class Compared(Closing):
         processing: Processing,
         mtu: int,
         known: bool = False,
+        aggregate: Adder = "kernel",
     ) -> None:
         self.known = known
         self.graph, self.dim, self.kind, self.bits = (
@@ -454,7 +494,14 @@ class Compared(Closing):
         self.affinity = os.sched_getaffinity(0)
         self.cpus = sorted(self.affinity)[:2]
         self.loaded = Loaded(
-            graph, x, kind, lanes, ranks=range(graph.world), processing=processing, mtu=mtu
+            graph,
+            x,
+            kind,
+            lanes,
+            ranks=range(graph.world),
+            processing=processing,
+            mtu=mtu,
+            aggregate=aggregate,
         )
         self.wire, self.doorbell = (self._tap(name) for name in ("wire", "doorbell1"))
 
@@ -528,7 +575,7 @@ class Compared(Closing):
             member.open(seq_after(member.rank.seq))
             self.at[index] = turn, "enter"
         elif phase == "enter":
-            lanes = aggregates.Format(self.bits).quantize(mine, 0)
+            lanes = self.loaded.lanes_of(mine, 0)
             member.address(bundles, lanes)
             member.enter(0, EXPONENTS if holds else range(-5, 0))
             self.at[index] = turn, "send"
@@ -544,15 +591,40 @@ class Compared(Closing):
             self.at[index] = turn + 1, "open"
         elif member.process.is_done:
             assert member.port.process.wait(0) is Waited.COMPLETE
-            self._check(index, x, chosen)
-            member.sink.clear()
-            self.loaded.numbers(index).reset(member.port.maps.accumulators)
+            if isinstance(member.sink, Landed):
+                self._check_landed(index, x, chosen, member.sink)
+            else:
+                self._check(index, x, chosen)
+                member.sink.clear()
+                self.loaded.numbers(index).reset(member.port.maps.accumulators)
             self.at[index] = turn + 1, "open"
         else:
             assert member.port.process.wait(0) is (
                 Waited.ENDED if member.rank.has_ended else Waited.TIME_UP
             )
         return True
+
+    def _check_landed(self, index: int, x: np.ndarray, chosen: list[Bundles], sink: Landed) -> None:
+        """Check that the rows that a rank needs of those that were sent are in memory, each
+        once.
+        """
+        layout, words = self.loaded.layout, self.loaded.layout.words
+        parts: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+        for sender, rows, body in sink.frames:
+            part = body[0] >> 32 if layout.parts > 1 else 0
+            for i in range(rows):
+                number = body[i // 2] >> 32 * (i & 1) & U32
+                start = (rows + 1) // 2 + i * words
+                found = parts.setdefault((sender, number), {})
+                assert part not in found
+                found[part] = body[start : start + words]
+        halo = self.graph.halos[index]
+        for sender, bundles in enumerate(chosen):
+            for number in np.intersect1d(halo.positions[sender], bundles.order).tolist():
+                row = parts[sender, number]
+                joined = np.array([word for part in sorted(row) for word in row[part]], np.uint64)
+                vertex = self.graph.halos[sender].owned[number]
+                np.testing.assert_array_equal(joined.view(np.float32)[: self.dim], x[vertex])
 
     def _check(self, index: int, x: np.ndarray, chosen: list[Bundles]) -> None:
         """Check that a rank has received what was sent to it."""

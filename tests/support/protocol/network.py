@@ -2,7 +2,7 @@
 list of those in flight.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,10 +214,18 @@ class Network:
     def finished(self) -> bool:
         return all(member.finished for member in self.members)
 
-    def run(self, rounds: int = 1000, timers: bool = True) -> None:
-        """Deliver everything in order, and let timers fire only when nothing is in flight, until
-        all ranks are done.
+    def run(
+        self,
+        rounds: int = 1000,
+        timers: bool = True,
+        deliver: Callable[[], None] | None = None,
+    ) -> None:
+        """Deliver frames, and let timers fire only when nothing is in flight, until all ranks are
+        done.
+
+        :param deliver: Delivers a frame, or loses it. None: each in its turn.
         """
+        deliver = deliver or self.deliver
         for _ in range(rounds):
             if self.finished:
                 return
@@ -227,14 +235,15 @@ class Network:
                 while member.rank.sq:
                     self.serve(index)
             while self.in_flight:
-                self.deliver()
+                deliver()
                 for member in self.members:
                     member.process.stalls = 0 if member.progressed() else member.process.stalls
             if quiet and timers:
                 self.now_us += 100 * TICK_US
                 for member in self.waiting():
                     member.process.on_timer(self.now_us)
-        raise AssertionError(f"not done after {rounds} rounds")
+        missing = [member.process.total - member.rank.stored for member in self.members]
+        raise AssertionError(f"not done after {rounds} rounds: {missing} chunks are missing")
 
     def waiting(self) -> Iterator[Member]:
         return (member for member in self.members if member.waiting)

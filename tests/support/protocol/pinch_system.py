@@ -578,7 +578,7 @@ class Exchanges(System[State]):
             else str(packet.kind)
         )
         asks = f" asks({packet.attempt})" if packet.flags else ""
-        return f"{kind} {packet.chunk} of {packet.seq}: {packet.sender} to {packet.receiver}{asks}"
+        return f"{kind} {packet.number} of {packet.seq}: {packet.sender} to {packet.receiver}{asks}"
 
     def _do(
         self, state: State, name: str, rank: int, event: str, packet: int = -1, lose: bool = False

@@ -33,11 +33,11 @@ from testbed.protocol.ring.memory import (
     Tensor,
     WrKind,
 )
-from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.process import PATIENCE, Process
 from testbed.protocol.ring.rank import Rank
-from testbed.protocol.ring.sending import Work
+from testbed.protocol.ring.streams import Work
 from testbed.protocol.sequence import seq_after
-from testbed.protocol.wire import BLOCK, Frame, Header, Kind, frame_seal
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, Frame, Header, Kind, frame_seal
 from tests.support.explore import FAULT, System
 from tests.support.protocol.network import COOKIE, GROUP, endpoints
 
@@ -54,8 +54,6 @@ __all__ = [
 
 UNSEEN = 1 << 64
 """An error that a plain sum does not detect."""
-STALLED = 4
-"""Stalls after which a process may request frames that it does not know to be lost."""
 ROUNDS = 3
 """How often all ranks are asked before one is called silent: more often than questions and answers
 are lost.
@@ -65,6 +63,10 @@ TAG = 7
 
 class TinyFrame(Frame):
     """A frame whose payload is a number."""
+
+    @property
+    def size(self) -> int:
+        return FRAME_BYTES
 
     def copy(self) -> TinyFrame:
         return TinyFrame(Header(*_values(self.header)), self.payload, self.source, self.destination)
@@ -763,7 +765,7 @@ class RingSystem(System[State]):
         for slot, frame in s.early_frames:
             rank.early_frames[slot] = _thaw_frame(frame)
         process = self.process_class(rank, self.scene.window)
-        process.total, process.stalls = s.total, STALLED if s.stalled else 0
+        process.total, process.stalls = s.total, PATIENCE if s.stalled else 0
         return rank, process
 
 

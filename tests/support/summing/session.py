@@ -11,12 +11,12 @@ from testbed.core.errors import SpecError
 from testbed.workloads.measures import record_times
 from testbed.workloads.workload import Session, Stage, Turn
 
-from . import calls
+from . import SummingScenario, calls
 
 __all__ = ["Summing"]
 
 
-class Summing(Session["SummingScenario"]):
+class Summing(Session[SummingScenario]):
     """Sums."""
 
     modules = (calls.__name__,)

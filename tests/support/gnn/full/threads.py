@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from scipy.sparse import csr_array
 
-from testbed.comm.backend import Counters
+from testbed.comm.collective import Counters
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import PHASES, Embeddings
 from testbed.gnn.full.channel import Channel, plan_exchanges

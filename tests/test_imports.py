@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS = (
+LAYERS = (
     "core",
     "host",
     "kernel",
@@ -26,6 +26,8 @@ FLOORS = (
     "exchange",
     "gnn",
     "faults",
+    "telemetry",
+    "sim",
     "probes",
     "results",
     "workloads",
@@ -104,23 +106,23 @@ def imports(path: Path, types: bool = True) -> Iterator[str]:
             )
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
 def test_every_package_has_its_layer() -> None:
-    assert {room_of(module) for module in MODULES} - {"", "__main__"} == set(FLOORS)
+    assert {package_of(module) for module in MODULES} - {"", "__main__"} == set(LAYERS)
 
 
-@pytest.mark.parametrize("room", FLOORS)
-def test_no_package_imports_one_above(room: str) -> None:
-    below = FLOORS[: FLOORS.index(room) + 1]
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_package_imports_one_above(package: str) -> None:
+    below = LAYERS[: LAYERS.index(package) + 1]
     upward = [
         f"{module} imports {found}"
         for module, path in MODULES.items()
-        if room_of(module) == room
+        if package_of(module) == package
         for found in imports(path)
-        if room_of(found) and room_of(found) not in below
+        if package_of(found) and package_of(found) not in below
     ]
     assert upward == []
 
@@ -143,7 +145,7 @@ def test_no_modules_import_each_other() -> None:
 
 def test_files_of_one_name_are_about_one_thing() -> None:
     """A file name that is used twice must be changed, or listed in `SHARED_NAMES`."""
-    paths = [path for path in MODULES.values() if room_of(module_of(path)) != "cli"]
+    paths = [path for path in MODULES.values() if package_of(module_of(path)) != "cli"]
     paths += (ROOT / "analysis").rglob("*.py")
     names = Counter(path.stem for path in paths if not path.stem.startswith("__"))
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES.keys()

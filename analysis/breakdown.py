@@ -1,0 +1,147 @@
+"""Where the CPU time of a run went, by telemetry; formulas are in the docstrings."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from testbed.results import Run
+from testbed.telemetry.classify import UNCLASSIFIED, load_classes
+from testbed.telemetry.profile import MACHINE
+
+__all__ = ["breakdown", "breakdown_figure", "network_shares", "overheads"]
+
+# Computing is blue, user space of collectives orange, the network stack green, the testbed's
+# programs red, the rest of the kernel purple. Neighbours differ in lightness, so that they are told
+# apart with any colour vision.
+COLOURS = {
+    "model": "#0072b2",
+    "memory": "#7fb2d9",
+    "python": "#bcd8ec",
+    "library": "#dfe9f2",
+    "quantize": "#f0c987",
+    "reduce": "#e69f00",
+    "program": "#d55e00",
+    "copy": "#00402f",
+    "socket": "#cdeee3",
+    "packet": "#8fd9c1",
+    "tcp": "#009e73",
+    "ip": "#5cc9a7",
+    "device": "#006e50",
+    "switch": "#a9e2d0",
+    "syscall": "#5e3c99",
+    "scheduler": "#b2a1d2",
+    "interrupt": "#8c6bb1",
+    "fault": "#e0d7ee",
+    "file": "#d4b9da",
+    "telemetry": "#333333",
+    UNCLASSIFIED: "#ffffff",
+}
+
+
+def breakdown(run: Run, inside: bool = False) -> pd.DataFrame:
+    """Return the CPU time of an epoch, in seconds, of all hosts and switches together.
+
+    The mean over the sampled epochs of all trials. Programs of the testbed are one class.
+
+    :param inside: Only inside collectives.
+    :returns: One row per backend, in the run's order; columns are pairs of class and whether in
+        softirq. Empty for a run without telemetry.
+    """
+    start = "communication_cpu." if inside else "cpu."
+    epochs = run.metric("sampled_time").groupby("backend").size()
+    if epochs.empty:
+        return pd.DataFrame()
+    rows = run.frame[run.frame["metric"].str.startswith(start)]
+    rows = rows[rows["node"] != MACHINE]
+    name = rows["metric"].str.removeprefix(start)
+    softirq = name.str.startswith("softirq.")
+    name = name.str.removeprefix("softirq.").str.partition(".")[0]
+    sums = rows.groupby(["backend", name.rename("class"), softirq.rename("softirq")])["value"].sum()
+    table = sums.unstack(["class", "softirq"], fill_value=0.0).div(epochs, axis=0)
+    order = [
+        (each, soft) for each in COLOURS for soft in (False, True) if (each, soft) in table.columns
+    ]
+    return table.reindex([name for name in run.backends if name in table.index])[order]
+
+
+def network_shares(run: Run) -> pd.DataFrame:
+    """Return what share of the CPU time in collectives is whose, one row per backend.
+
+    Columns `cpu` (seconds per epoch, all hosts and switches), `network` (the kernel's network
+    stack: classes of part `network`), `program` (the testbed's programs), `kernel` (the rest of the
+    kernel), `user`, `unclassified`, and `softirq`, which overlaps with the others. All but the
+    first are shares of it.
+    """
+    table, classes = breakdown(run, inside=True), load_classes()
+    rows = {}
+    for backend, row in table.iterrows():
+        total = row.sum() or 1.0
+        parts = {"network": 0.0, "program": 0.0, "kernel": 0.0, "user": 0.0, UNCLASSIFIED: 0.0}
+        softirq = 0.0
+        for (name, soft), seconds in row.items():
+            parts[classes.part(name) or UNCLASSIFIED] += seconds / total
+            softirq += seconds / total * soft
+        rows[backend] = {"cpu": row.sum(), **parts, "softirq": softirq}
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def overheads(run: Run) -> dict[str, float]:
+    """Return by what share the median sampled epoch is longer than the median one without
+    telemetry, by backend; backends without such epochs are left out.
+    """
+    ranks = run.metric("epoch_time")
+    keys = ["backend", "trial", "epoch"]
+    epochs = ranks.groupby(keys)["value"].mean()
+    sampled = epochs.index.isin(run.metric("sampled_time").set_index(keys).index)
+    counted = epochs.index.isin(run.metric("counted_time").set_index(keys).index)
+    with_, without = (
+        epochs[mask].groupby("backend").median() for mask in (sampled, ~sampled & ~counted)
+    )
+    ratios = (with_ / without).dropna() - 1
+    return {name: float(ratios[name]) for name in run.backends if name in ratios}
+
+
+def breakdown_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
+    """Stack the CPU time of an epoch by class, one bar per backend; hatched is softirq."""
+    table, classes = breakdown(run), load_classes()
+    figure = Figure(figsize=(8, 2.3 + 0.55 * len(table)))
+    axes = figure.subplots()
+    names = list(table.index)[::-1]
+    left = pd.Series(0.0, index=table.index)
+    scale, unit = (1e3, "ms") if table.sum(axis=1).max() < 1 else (1.0, "s")
+    for name, soft in table.columns:
+        widths = table[name, soft] * scale
+        axes.barh(
+            names,
+            widths[names],
+            left=left[names],
+            color=COLOURS[name],
+            edgecolor="#555555" if soft else "none",
+            hatch="////" if soft else None,
+            linewidth=0,
+            height=0.62,
+        )
+        left += widths
+    for name in names:
+        axes.text(left[name], name, f" {left[name]:.3g} {unit}", va="center")
+    axes.set_xlabel(f"CPU time of an epoch, {unit}: all hosts and switches, mean of sampled epochs")
+    axes.set_xlim(0, float(left.max()) * 1.14)
+    axes.grid(visible=False, axis="y")
+    shown = dict.fromkeys(name for name, _ in table.columns)
+    handles = [
+        Patch(facecolor=COLOURS[name], edgecolor="#999999", label=classes.titles.get(name, name))
+        for name in shown
+    ]
+    handles.append(
+        Patch(facecolor="#ffffff", edgecolor="#555555", hatch="////", label="in softirq")
+    )
+    axes.legend(
+        handles=handles,
+        ncols=4,
+        loc="lower center",
+        bbox_to_anchor=(0.45, 1.0),
+        frameon=False,
+        fontsize=8,
+    )
+    data = table.stack(["class", "softirq"], future_stack=True).rename("seconds").reset_index()
+    return data, figure

@@ -1,0 +1,79 @@
+"""Turns of iterations, and what telemetry has seen of some of them. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.comm.collective import Counters
+from testbed.telemetry.profile import Profile, combined
+
+__all__ = ["Observed", "Turn", "times_of", "windows_of"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One rank's results of a turn of several iterations.
+
+    :param starts: CLOCK_MONOTONIC at the start of each iteration, seconds.
+    :param ends: At its end.
+    :param sent: Counters of all iterations together.
+    :param wrong: Elements of the last iteration's result whose error exceeds the backend's bound.
+    """
+
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    sent: Counters
+    wrong: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The turns of a row that were repeated with telemetry.
+
+    :param profile: Samples of these turns.
+    :param times: Seconds of their iterations, by turn.
+    :param counts: What was counted in one more turn, whose times are not used.
+    :param counted: How many all-reduces that was.
+    """
+
+    profile: Profile
+    times: tuple[tuple[float, ...], ...]
+    counts: Profile
+    counted: int
+
+    @classmethod
+    def of(
+        cls, turns: Sequence[tuple[Sequence[Turn], Profile]], counts: Profile, counted: int
+    ) -> "Observed":
+        """Combine turns, each with all ranks' results; there is at least one."""
+        profile = combined(profile for _, profile in turns)
+        assert profile
+        times = tuple(tuple(times_of(ranks)) for ranks, _ in turns)
+        return cls(profile, times, counts, counted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the JSON file."""
+        counts = {"all_reduces": self.counted, "counts": self.counts.to_dict()["counts"]}
+        return {**self.profile.to_dict(), **counts}
+
+
+def _spans(ranks: Sequence[Turn]) -> Iterator[tuple[float, float]]:
+    for starts, ends in zip(
+        zip(*(turn.starts for turn in ranks), strict=True),
+        zip(*(turn.ends for turn in ranks), strict=True),
+        strict=True,
+    ):
+        yield min(starts), max(ends)
+
+
+def times_of(ranks: Sequence[Turn]) -> list[float]:
+    """The time of each iteration, in seconds: from the first rank's start to the last rank's
+    end.
+    """
+    return [end - start for start, end in _spans(ranks)]
+
+
+def windows_of(ranks: Sequence[Turn]) -> dict[str, tuple[list[float], list[float]]]:
+    """When all nodes were in collectives, for `testbed.telemetry.recorder.Recorder.take`."""
+    spans = list(_spans(ranks))
+    return {"*": ([start for start, _ in spans], [end for _, end in spans])}

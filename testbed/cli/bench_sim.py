@@ -1,0 +1,73 @@
+"""``testbed bench sim``: simulate an all-reduce on a fabric that is too large to build."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from testbed.cli import flags, options
+from testbed.comm.options import CollectiveOptions
+from testbed.plan import SimulatedFabricOptions
+
+__all__ = ["register"]
+
+_OTHERS = ("timeout", "affinity", "recovery", "reorder_threshold", "on_overflow")
+
+
+def register(bench: typer.Typer) -> None:
+    """Add the command to ``testbed bench``."""
+    bench.command(
+        name="sim",
+        epilog=options.examples(
+            "testbed bench sim --topology fat-tree --hosts 1024 --size 64M --json",
+            "testbed bench sim --hosts 8 --size 1M --hardware 100g --exact",
+            after="docs/simulation.md explains the models. Needs no root.",
+        ),
+    )(flags.expand(sim))
+
+
+def sim(
+    fabric: Annotated[SimulatedFabricOptions, flags.Of()] = SimulatedFabricOptions(),
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "64M",
+    hardware: Annotated[
+        str,
+        typer.Option(
+            help="Links and switches: 10g, 25g or 100g, by the links' rate; or a file of calibrate."
+        ),
+    ] = "10g",
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Simulate every frame and its payload by the reference model."
+        ),
+    ] = False,
+    train: Annotated[
+        int,
+        typer.Option(
+            parser=options.WHOLE,
+            help="Most frames that take one event; 0: as many as change little.",
+        ),
+    ] = 0,
+    collective: Annotated[CollectiveOptions, flags.Of(omit=_OTHERS)] = CollectiveOptions(
+        lanes="int32", window=64
+    ),
+    json: options.JsonFlag = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Simulate one all-reduce by xdp-ring, and report how fast the simulation is: events per
+    second, memory, and what was busy.
+
+    Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
+    """
+    from testbed.bench import simulation
+    from testbed.bench.sizes import parse_size
+
+    result = simulation.measure(
+        simulation.Options(fabric, collective, parse_size(size, "--size"), hardware, exact, train)
+    )
+    if json:
+        options.print_json(result.to_dict())
+        return
+    for line in simulation.text_lines(result):
+        typer.echo(line)

@@ -1,0 +1,69 @@
+"""A file with what a machine's CPUs cost, as ``testbed calibrate`` measured it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from testbed.core.errors import SpecError
+from testbed.core.files import read_regular
+from testbed.core.tables import Table, checked, path_of
+from testbed.sim.hardware import Hardware, HostCosts, LinkModel
+
+__all__ = ["Calibration", "read_calibration"]
+
+_MOST = 1 << 20
+_VETH = LinkModel(rate=1e15, overhead=0)
+"""A veth has neither a rate nor a wire: what it costs is a CPU's work."""
+
+
+class Calibration(Table):
+    """What was measured, in seconds, and where."""
+
+    frame: float = Field(ge=0, le=1, description="a hop of the ring, switch included")
+    byte: float = Field(ge=0, le=1, description="each byte of its payload")
+    wakeup: float = Field(ge=0, le=1, description="from an event to the process that waits for it")
+    syscall: float = Field(ge=0, le=1, description="a system call")
+    prepare: float = Field(
+        ge=0, le=1, description="each byte of lanes that is quantized, or dequantized"
+    )
+    cores: int = Field(ge=1, le=4096, description="CPUs, which all hosts share")
+    points: list[dict[str, Any]] = Field(description="all-reduces that were measured")
+    provenance: dict[str, Any] = Field(description="the machine, the commit, the time")
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine's namespaces, joined by veths."""
+        costs = HostCosts(
+            self.frame,
+            self.byte,
+            self.wakeup,
+            self.syscall,
+            self.prepare,
+            self.cores,
+            shared=True,
+        )
+        commit, when = (self.provenance.get(key) for key in ("git_commit", "time"))
+        cpu = self.provenance.get("cpu")
+        return Hardware(costs, _VETH, source=f"testbed calibrate: {cpu}, {when}, {commit}")
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a file that ``testbed calibrate`` wrote.
+
+    :raises SpecError: It cannot be read, or is not such a file; the text names the key.
+    """
+    data = read_regular(path, _MOST)
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: must be JSON, as testbed calibrate writes it: {error}") from None
+    if not isinstance(values, dict):
+        raise SpecError(f"{path}: must be an object, as testbed calibrate writes it")
+    try:
+        return checked(Calibration, values, lambda place: f"{path_of(place)} =")
+    except SpecError as error:
+        raise SpecError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None

@@ -1,0 +1,92 @@
+"""The baseline: the ring all-reduce over TCP connections, as ``testbed/native/tcp_ring.c`` does it.
+
+A rank is a filter between two byte streams: whatever part of a block has arrived is added to and
+sent on. Only times are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from testbed.faults.rule_table import NO_RULES, RuleTable
+from testbed.plan import FabricPlan
+from testbed.sim.faults import Faults
+from testbed.sim.hardware import Hardware
+from testbed.sim.tcp_connection import Flows, TcpConnection, TcpModel
+from testbed.sim.wiring import Wiring, ranks_of
+
+__all__ = ["RingOverTcp"]
+
+_FLOAT = 4
+
+
+@dataclass
+class RingOverTcp:
+    """A group of all hosts of a fabric, connected in a ring.
+
+    :param table: Rules that the frames meet; None: there are none.
+    :raises SpecError: There are fewer than two ranks, or too many for rules.
+    """
+
+    plan: FabricPlan
+    hardware: Hardware
+    model: TcpModel = field(default_factory=TcpModel)
+    table: RuleTable = NO_RULES
+
+    def __post_init__(self) -> None:
+        ranks = ranks_of(self.plan)
+        self.env = simpy.Environment()
+        self.wiring = Wiring(self.env, self.plan, self.hardware)
+        self.faults = Faults(self.wiring, self.table, Flows().identify)
+        self.seconds: list[float] = []
+        #: From each rank to the next.
+        self.connections = [
+            TcpConnection(self.wiring, rank, (rank + 1) % ranks, self.model)
+            for rank in range(ranks)
+        ]
+
+    @property
+    def retransmissions(self) -> int:
+        """Segments that have been sent again."""
+        return sum(each.sender.retransmissions for each in self.connections)
+
+    def all_reduce(self, size: int) -> float:
+        """Simulated seconds of an all-reduce; connections stay as the one before left them.
+
+        :param size: Elements of the float32 tensor.
+        """
+        begin = self.env.now
+        done = [
+            self.env.process(self._filter(rank, size * _FLOAT))
+            for rank in range(len(self.connections))
+        ]
+        self.env.run(self.env.all_of(done))
+        self.seconds.append(self.env.now - begin)
+        return self.seconds[-1]
+
+    def _filter(self, rank: int, size: int) -> Generator[simpy.Event, Any, None]:
+        """What one rank does: 2 (N-1) blocks go out, the first of its own."""
+        ranks, costs = len(self.connections), self.hardware.host
+        outgoing, incoming = self.connections[rank], self.connections[rank - 1]
+        user = self.wiring.hosts[rank].user
+        block = -(-size // ranks)
+        segments = max(1, -(-block // outgoing.mss))
+        length = max(1, -(-block // segments))
+        start, total = incoming.receiver.expected, 2 * (ranks - 1) * segments
+        yield self.env.timeout(user.work(costs.syscall + block * costs.byte))
+        outgoing.write(segments * length, length)
+        received, written = 0, segments
+        while received < total:
+            yield incoming.until(start + received + 1)
+            arrived = min(incoming.receiver.expected - start, total)
+            spent = 2 * costs.syscall + (arrived - received) * length * costs.prepare
+            yield self.env.timeout(user.work(spent))
+            received = arrived
+            onward = min(segments + received, total) - written
+            written += onward
+            if onward:
+                outgoing.write(onward * length, length)

@@ -1,0 +1,71 @@
+"""The breakdown of CPU time, from invented numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from analysis.breakdown import breakdown, network_shares, overheads
+from analysis.report import make_report
+from analysis.summary import epoch_split
+from testbed.results import Table, load_run
+
+
+@pytest.fixture
+def path(make_run) -> Path:
+    return make_run(telemetry=True)
+
+
+def test_cpu_time_of_hosts_and_switches_by_class(path):
+    row = breakdown(load_run(path)).loc["tcp-ring"].to_dict()
+    assert row == pytest.approx(
+        {
+            ("model", False): 1.0,
+            ("program", False): 0.03,
+            ("program", True): 0.02,
+            ("tcp", False): 0.2,
+            ("tcp", True): 0.1,
+            ("switch", True): 0.1,
+        }
+    )
+
+
+def test_shares_of_the_time_in_collectives(path):
+    row = network_shares(load_run(path)).loc["gloo"].to_dict()
+    expected = {"cpu": 0.4, "network": 0.75, "program": 0.0, "kernel": 0.025, "user": 0.2}
+    assert row == pytest.approx({**expected, "unclassified": 0.025, "softirq": 0.25})
+
+
+def test_overhead_compares_sampled_epochs_with_those_left_alone(make_run):
+    def slow_down(table: Table) -> None:
+        table.add(0, "gloo", "epoch_time", 1.8 + 4 * 0.09, "s", rank=4, epoch=1)
+        for rank in (4, 5):
+            table.add(0, "gloo", "epoch_time", 1.8, "s", rank=rank, epoch=2)
+
+    run = load_run(make_run(telemetry=True, faults=slow_down))
+    assert overheads(run) == pytest.approx({"xdp-ring": 0.0, "tcp-ring": 0.0, "gloo": 0.04})
+
+
+def test_counted_epochs_have_no_part_in_times(make_run):
+    def make_slow(table: Table) -> None:
+        for rank in range(4):
+            table.add(0, "gloo", "epoch_time", 100.0, "s", rank=rank, epoch=0)
+
+    assert (
+        epoch_split(load_run(make_run(telemetry=True, faults=make_slow))).loc["gloo", "slowest"] < 2
+    )
+
+
+def test_the_breakdown_is_the_reports_first_figure(path):
+    report, _ = make_report(path)
+    text = report.read_text()
+    assert text.index("Where the CPU time goes") < text.index("Where the time goes")
+    assert "<td>75.0 %</td>" in text
+    assert (path / "figures" / "cpu_time.csv").read_text().startswith("backend,class,softirq,")
+
+
+def test_a_run_without_telemetry_has_no_breakdown(make_run):
+    path = make_run()
+    report, _ = make_report(path)
+    assert breakdown(load_run(path)).empty
+    assert overheads(load_run(path)) == {}
+    assert "Where the CPU time goes" not in report.read_text()

@@ -1,0 +1,85 @@
+"""The same seed and scenario in both engines: the same frames meet the same faults, the same frames
+are sent again, and the sums are the same.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from testbed.comm.options import CollectiveOptions
+from testbed.datapath import set_datapath
+from testbed.fabric import Fabric
+from testbed.faults.injector import Injector
+from testbed.faults.rule_table import compile_rules
+from testbed.faults.spec import parse_fault, rules_of
+from testbed.plan import FabricPlan, plan_fabric
+from testbed.protocol.wire import Kind
+from testbed.sim.hardware import Hardware, HostCosts, LinkModel
+from testbed.sim.ring import SimulatedRing
+from testbed.testing.group import Group
+from testbed.worker import Workers
+
+pytestmark = pytest.mark.net
+
+SIZE, SEED = 30_000, 5
+#: Retransmissions meet no rule: their attempts count nacks, and how many ranks send depends on how
+#: long a busy machine takes to answer.
+RULES = rules_of([parse_fault("drop p=0.04 kind=reduce,result attempt=0")])
+HARDWARE = Hardware(
+    host=HostCosts(frame=2e-6, byte=0.5e-9, wakeup=5e-6, syscall=2e-6), link=LinkModel(rate=10e9)
+)
+PLACE = ["sender", "receiver", "kind", "seq", "chunk", "hop"]
+
+Tensors = list[NDArray[np.float32]]
+Trace = tuple[set[tuple[int, ...]], set[tuple[int, ...]]]
+
+
+def inputs(ranks: int) -> Tensors:
+    return [
+        np.random.default_rng(rank).standard_normal(SIZE).astype(np.float32)
+        for rank in range(ranks)
+    ]
+
+
+def split(records: NDArray[Any]) -> Trace:
+    """The frames with data that were lost, and those that were sent again."""
+    data = records[np.isin(records["kind"], (Kind.REDUCE, Kind.RESULT))]
+    lost, again = data[data["fired"] > 0], data[data["attempt"] > 0]
+    return set(lost[PLACE].tolist()), set(again[PLACE].tolist())
+
+
+def simulated(plan: FabricPlan, options: CollectiveOptions) -> tuple[Tensors, Trace]:
+    table = compile_rules(RULES, plan, SEED)
+    ring = SimulatedRing(plan, HARDWARE, options, capacity=SIZE, table=table, trace=True)
+    sums = ring.all_reduce(inputs(len(plan.hosts)))
+    return sums, split(ring.faults.log())
+
+
+def emulated(plan: FabricPlan, options: CollectiveOptions) -> tuple[Tensors, Trace]:
+    with Fabric(plan) as fabric, Workers(fabric, modules=["testbed.testing.calls"]):
+        set_datapath(fabric, "xdp")
+        with Injector(fabric, RULES, SEED, trace=True) as injector:
+            with Group(fabric, "xdp-ring", capacity=SIZE, **options.model_dump()) as group:
+                sums = group.all_reduce(inputs(len(plan.hosts)))
+            injector.check_replay()
+        return sums, split(injector.log())
+
+
+@pytest.mark.parametrize("recovery", ["upstream", "origin"])
+@pytest.mark.parametrize(("topology", "ranks"), [("star", 2), ("star", 4), ("fat-tree", 6)])
+def test_both_engines_lose_and_repeat_the_same_frames(
+    topology: str, ranks: int, recovery: str
+) -> None:
+    plan = plan_fabric(topology, ranks)
+    options = CollectiveOptions(lanes="int16", window=1, recovery=recovery, timeout=30.0)  # type: ignore[arg-type]
+    sums, trace = simulated(plan, options)
+    found, seen = emulated(plan, options)
+    lost, again = trace
+    assert lost
+    assert lost == seen[0]
+    if recovery == "upstream":  # with `origin`, who sends a result depends on who asks first
+        assert again == seen[1]
+    for mine, other in zip(sums, found, strict=True):
+        np.testing.assert_array_equal(mine, other)
