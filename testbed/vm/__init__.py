@@ -1,0 +1,8 @@
+"""A stock Debian kernel under QEMU, with this machine's files: other kernels, netem and modules for
+developers whose kernel has none of these.
+"""
+
+from testbed.vm.image import SERIES, KernelImage, find_image
+from testbed.vm.qemu import VmDied, VmTimeout, run_in_vm
+
+__all__ = ["SERIES", "KernelImage", "VmDied", "VmTimeout", "find_image", "run_in_vm"]
