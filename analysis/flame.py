@@ -27,6 +27,7 @@ _MARGIN: Final = 10.0
 _HEIGHT: Final = 17  # of a frame
 _CHARACTER: Final = 6.7  # width of one, at the size that is used
 _LEAST: Final = 0.5  # a narrower frame is left out
+_ACROSS: Final = 5  # entries of the legend in a row
 _PLAIN: Final = "#e8e8e8"
 _PROGRAM: Final = re.compile(r"^bpf_prog_[0-9a-f]{16}_?")
 _DARK: Final = frozenset(
@@ -127,7 +128,7 @@ def flame_graph(run: Run, stacks: pd.DataFrame, inside: bool = False) -> str:
         each.partition(".")[0] for each in stacks["class"] if each.partition(".")[0] in COLOURS
     )
     legend = [name for name in COLOURS if name in shown]
-    parts, top = [], 74.0 + 18 * math.ceil(len(legend) / 6)
+    parts, top = [], 74.0 + 18 * math.ceil(len(legend) / _ACROSS)
     for node, frame in found.items():
         heading = f"{node}: {frame.samples / rate:.3g} s of CPU time, {frame.samples} samples"
         panel, height = _panel(frame, heading, top, rate)
@@ -174,7 +175,7 @@ def _caption(run: Run, stacks: pd.DataFrame, rate: int) -> str:
 def _legend(names: Sequence[str]) -> Iterator[str]:
     titles: Mapping[str, str] = load_classes().titles
     for index, name in enumerate(names):
-        x, y = _MARGIN + index % 6 * _WIDTH / 6, 54 + index // 6 * 18
+        x, y = _MARGIN + index % _ACROSS * _WIDTH / _ACROSS, 54 + index // _ACROSS * 18
         yield (
             f'<rect x="{x:g}" y="{y}" width="12" height="12" fill="{COLOURS[name]}"'
             f' stroke="#999999"/><text x="{x + 17:g}" y="{y + 10}">'

@@ -5,10 +5,13 @@ innermost, with semicolons between them. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
-__all__ = ["Stack", "fold", "merged", "unfold"]
+__all__ = ["UNKNOWN", "Stack", "fold", "merged", "unfold"]
 
+UNKNOWN: Final = "?"
+"""The name of an address where no function is."""
 _KERNEL: Final = "_[k]"  # as perf's and BCC's tools mark functions of the kernel
 
 
@@ -30,12 +33,14 @@ class Stack(NamedTuple):
 
 
 def fold(kernel: Sequence[str], user: Sequence[str]) -> str:
-    """A stack as text.
+    """A stack as text, as far as it is known: where a library has no frame pointers, what is found
+    behind it is not code.
 
     :param kernel: Functions of the kernel, innermost first.
     :param user: ``file!function`` of user space, innermost first.
     """
-    frames = [*reversed(user), *(name + _KERNEL for name in reversed(kernel))]
+    known = [*user[:1], *takewhile(lambda name: name != UNKNOWN, user[1:])]
+    frames = [*reversed(known), *(name + _KERNEL for name in reversed(kernel))]
     return ";".join(frame.replace(";", ":") for frame in frames)
 
 

@@ -16,6 +16,13 @@ def test_a_stack_is_folded_and_unfolded_from_the_outermost_function_on():
     assert list(unfold("")) == []
 
 
+def test_behind_an_unknown_address_nothing_is_known():
+    assert fold(("futex_wait",), ("libc.so.6!syscall", "?", "python3!main")) == (
+        "libc.so.6!syscall;futex_wait_[k]"
+    )
+    assert fold((), ("?", "python3!main")) == "python3!main;?"
+
+
 def test_what_a_softirq_has_interrupted_is_no_part_of_its_stack():
     softirq = ("veth_poll", "net_rx_action", "handle_softirqs")
     classes = load_classes()
