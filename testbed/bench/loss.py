@@ -31,6 +31,7 @@ from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
 from testbed.telemetry.options import TelemetryOptions
+from testbed.telemetry.profile import Profile
 from testbed.worker import Workers
 
 __all__ = ["VARIANTS", "Options", "Session"]
@@ -248,7 +249,8 @@ class Session(Stacked):
                 stack.enter_context(Injector(self._fabric, rules, self.options.seed))
             turn = partial(self._turn_of_all, name, check=False, seconds=self.options.budget)
             try:
-                sampled, deadline = [], time.monotonic() + self.options.budget
+                sampled: list[tuple[Sequence[Turn], Profile]] = []
+                deadline = time.monotonic() + self.options.budget
                 while len(sampled) < self.options.iterations and time.monotonic() < deadline:
                     sampled.append(self._observer.sample(turn))
                 counted = self._observer.count(lambda: [turn() for _ in range(TRACED)])

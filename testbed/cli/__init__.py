@@ -33,6 +33,7 @@ VERBS = (
     "up",
     "exec",
     "status",
+    "top",
     "down",
     "clean",
 )
