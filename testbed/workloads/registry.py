@@ -19,6 +19,7 @@ WORKLOADS: "Registry[Workload]" = Registry(
         "gnn": "testbed.workloads.full_graph:WORKLOAD",
     },
     group="testbed.workloads",
+    instances=True,
 )
 DEFAULT = "ddp"
 
