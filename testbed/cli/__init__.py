@@ -29,6 +29,7 @@ VERBS = (
     "bench",
     "calibrate",
     "run",
+    "trace",
     "soak",
     "up",
     "exec",

@@ -17,6 +17,7 @@ WORKLOADS: "Registry[Workload]" = Registry(
     {
         "ddp": "testbed.workloads.data_parallel:WORKLOAD",
         "gnn": "testbed.workloads.full_graph:WORKLOAD",
+        "dnn": "testbed.workloads.dnn:WORKLOAD",
     },
     group="testbed.workloads",
     instances=True,

@@ -37,6 +37,8 @@ class Report:
     :param about: Returns what the head of a report says about a run in addition to its fabric, as
         clauses.
     :param captions: Captions by the figure's name.
+    :param overlapped: Whether collectives run beside computing: then the parts `communication` are
+        what computing does not hide of them.
     """
 
     compute: tuple[str, ...]
@@ -45,6 +47,7 @@ class Report:
     every: str
     about: Callable[[Run], Sequence[str]] = lambda run: ()
     captions: Mapping[str, str] = field(default_factory=dict)
+    overlapped: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
