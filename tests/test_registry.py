@@ -17,10 +17,11 @@ from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.datasets import DATASETS
 from testbed.gnn.models import MODELS
 from testbed.gnn.partition.registry import PARTITIONERS
+from testbed.workloads.dnn.architectures import ARCHITECTURES
 from testbed.workloads.registry import WORKLOADS
 from topologies import TOPOLOGIES
 
-ALL = (BACKENDS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
+ALL = (ARCHITECTURES, BACKENDS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
 
 
 REMOTE = """
