@@ -25,6 +25,7 @@ __all__ = ["app", "main"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERBS = (
     "doctor",
+    "list",
     "bench",
     "calibrate",
     "run",
