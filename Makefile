@@ -8,7 +8,7 @@ DEMO := runs/demo
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf demo check test clean
+.PHONY: help setup apt venv bpf vm demo check test clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -32,6 +32,11 @@ $(STAMP): requirements.txt pyproject.toml | apt
 bpf: venv  ## BPF objects and native libraries, unless already compiled
 	@$(PYTHON) -m testbed.kernel
 	@$(PYTHON) -m testbed.native >/dev/null
+
+vm: setup  ## QEMU and two other kernels, for `testbed vm` and the tests that need them
+	@./setup/apt.sh packages.vm.apt
+	@$(SUDO) $(VENV)/bin/testbed vm setup --kernel 6.12
+	@$(SUDO) $(VENV)/bin/testbed vm setup --kernel 6.1
 
 demo: setup  ## train on four hosts, in-kernel beside sockets, and report
 	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)

@@ -28,6 +28,7 @@ LAYERS = (
     "faults",
     "telemetry",
     "sim",
+    "vm",
     "probes",
     "results",
     "workloads",

@@ -97,6 +97,7 @@ PROBES = {
         ),
         Probe("Open MPI", software.open_mpi, INSTALL, "the backend mpi"),
         Probe("torch", software.torch, "make venv"),
+        Probe("QEMU", software.qemu, "make vm", "tests on other kernels", ("root",)),
     )
 }
 
@@ -104,6 +105,7 @@ PROBES = {
 TIERS = {
     "kernel": ("BTF", *IN_KERNEL, "memlock"),
     "net": ("BTF", *IN_KERNEL, "memlock", "XDP redirect", "clsact", "Mininet"),
+    "vm": ("root", "QEMU"),
 }
 
 

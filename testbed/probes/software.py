@@ -5,8 +5,9 @@ import sys
 
 from testbed.kernel.bcc_headers import bcc_environment
 from testbed.probes.finding import Missing, command
+from testbed.vm import SERIES, find_image
 
-__all__ = ["bcc", "mininet", "open_mpi", "torch"]
+__all__ = ["bcc", "mininet", "open_mpi", "qemu", "torch"]
 
 BCC = """
 from bcc import BPF
@@ -68,3 +69,9 @@ def torch() -> str:
     """Import torch with its gloo backend."""
     python(TORCH)
     return "imports, with gloo"
+
+
+def qemu() -> str:
+    """Look for QEMU, and for the kernels that tests run on it."""
+    command(["qemu-system-x86_64", "--version"])
+    return f"runs Linux {' and '.join(find_image(series).release for series in SERIES)}"

@@ -22,7 +22,7 @@ __all__ = ["VmDied", "VmTimeout", "choose_accelerator", "run_in_vm"]
 _KVM = Path("/dev/kvm")
 _TRIAL = 20.0  # seconds in which a machine with KVM must boot: it takes 2
 _POLL = 0.05  # seconds between looks at the command's output
-_LAST_LINES = 12  # of the console, if the machine died
+_LAST_LINES = 12  # of the console that the error has if the machine died
 _SHARE = "share"
 
 _START = f"""# Process 1 of the virtual machine, once the host's files are mounted.
@@ -203,12 +203,15 @@ class _Machine(Closing):
         return False
 
     def console(self) -> str:
-        """The end of what QEMU and the kernel wrote."""
+        """What QEMU and the kernel wrote, from the kernel's first word of a panic, or the end."""
         assert self._process.stderr is not None
         text = self._process.stderr.read().decode(errors="replace")
         if self._console.exists():
             text += self._console.read_text(errors="replace")
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
+        lines = text.splitlines()
+        panic = next((at for at, line in enumerate(lines) if "Kernel panic" in line), None)
+        begin = -_LAST_LINES if panic is None else panic
+        return "\n".join(lines[begin:][:_LAST_LINES])
 
     def close(self) -> None:
         self._process.kill()

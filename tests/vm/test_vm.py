@@ -1,0 +1,143 @@
+"""A virtual machine: the command's own status and output, and what ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.vm import SERIES, VmDied, VmTimeout, find_image, run_in_vm
+
+NEWEST = SERIES[0]
+TESTBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
+DEADLINE = 300.0  # seconds, for a boot without KVM on a busy machine
+
+vm = [pytest.mark.vm, pytest.mark.timeout(600)]
+
+
+def with_vm(test):
+    for mark in vm:
+        test = mark(test)
+    return test
+
+
+def run(tmp_path, *command, series=NEWEST, timeout=DEADLINE, **options):
+    """Run a command; its status, stdout and stderr."""
+    streams = [tmp_path / "stdout", tmp_path / "stderr"]
+    with open(streams[0], "wb") as stdout, open(streams[1], "wb") as stderr:
+        status = run_in_vm(
+            find_image(series), command, stdout=stdout, stderr=stderr, timeout=timeout, **options
+        )
+    return status, *(stream.read_text() for stream in streams)
+
+
+@with_vm
+@pytest.mark.parametrize("series", SERIES)
+def test_status_streams_and_files(tmp_path, series):
+    shared = tmp_path / "a, b's"
+    shared.mkdir()
+    script = """
+        uname -r; pwd; echo "$TESTBED_WORD $#"; echo error >&2
+        echo kept >kept; echo lost >../lost && cat ../lost
+        read -r line || echo "no input"
+        exit 7
+    """
+    status, stdout, stderr = run(
+        tmp_path,
+        *("sh", "-c", script, "sh", "1 2", "3"),
+        series=series,
+        folder=shared,
+        shares=[shared],
+        environment={"TESTBED_WORD": "a 'word'"},
+    )
+    assert (status, stderr) == (7, "error\n")
+    release, *lines = stdout.splitlines()
+    assert release.startswith(f"{series}.")
+    assert lines == [str(shared), "a 'word' 2", "lost", "no input"]
+    assert (shared / "kept").read_text() == "kept\n"
+    assert not (tmp_path / "lost").exists()
+
+
+@with_vm
+def test_a_panic_has_a_status_of_its_own(tmp_path):
+    with pytest.raises(VmDied, match=r"died before the command ended; its last words:\n.*sysrq"):
+        run(tmp_path, "sh", "-c", "echo c >/proc/sysrq-trigger")
+    assert VmDied.exit_status == 125
+
+
+@with_vm
+def test_a_command_that_hangs_ends_in_time(tmp_path):
+    with pytest.raises(VmTimeout, match="did not end within 2 s"):
+        run(tmp_path, "sleep", "1000", timeout=2)
+    assert VmTimeout.exit_status == 124
+
+
+@with_vm
+def test_the_machine_ends_with_its_testbed(tmp_path):
+    command = [*TESTBED, "vm", "run", "--", "sleep", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as testbed:
+        qemu = await_child(testbed.pid)
+        os.kill(testbed.pid, signal.SIGKILL)
+    end = time.monotonic() + 30
+    while qemu.exists() and "zombie" not in (qemu / "status").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def await_child(pid: int) -> Path:
+    """Wait until a process has started QEMU: its folder in /proc."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in children:
+            if (Path("/proc") / child / "comm").read_text().startswith("qemu"):
+                return Path("/proc") / child
+        time.sleep(0.01)
+    raise AssertionError("QEMU did not start")
+
+
+@with_vm
+def test_tests_for_guests_pass():
+    """Programs, namespaces, and netem, on the newest kernel."""
+    done = subprocess.run(
+        [*TESTBED, "vm", "test", "--kernel", NEWEST],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and " skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["setup", "--kernel", "new"], "error: --kernel: 'new': must be a kernel's series, such as"),
+        (["run", "--kernel", "2.4", "--", "true"], "error: no kernel 2.4 is set up: run `testbed vm"),
+        (["run", "--timeout", "0", "--", "true"], "error: --timeout: 0: must be 1 to 86400 seconds"),
+        (["run"], "error: Missing argument 'COMMAND...'"),
+    ],
+)
+def test_bad_input(arguments, said):
+    done = subprocess.run(
+        [*TESTBED, "vm", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0 and not done.stdout
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
+def test_what_is_not_installed_has_a_remedy(tmp_path):
+    done = subprocess.run(
+        [*TESTBED, "vm", "setup"],
+        env={**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: apt-cache is not installed (package apt): run `make vm`\n"
