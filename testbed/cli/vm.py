@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli import options
+from testbed.host.paths import ROOT
 
 __all__ = ["register"]
 
@@ -22,6 +23,13 @@ vm = typer.Typer(
             " time; 125 if the virtual machine died."
         ),
     ),
+)
+
+GUEST_TESTS = (
+    "tests/kernel/test_layer.py",
+    "tests/kernel/test_dispatch.py",
+    "tests/kernel/test_tc.py",
+    "tests/vm/guest",
 )
 
 Series = Annotated[
@@ -98,7 +106,7 @@ def run(
 @vm.command(
     epilog=options.examples(
         "testbed vm test",
-        "testbed vm test --kernel 6.1 -- -k ring -x",
+        "testbed vm test --kernel 6.1 -- tests/kernel/test_tc.py -x",
         after="Exit status: pytest's; 124 and 125 as for `run`.",
     ),
     context_settings={"allow_interspersed_args": False},
@@ -111,9 +119,18 @@ def test(
     timeout: Limit = 600,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Run the tests that are marked `guest` in a virtual machine."""
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "guest"]
-    raise typer.Exit(_run(kernel, [*pytest, *(arguments or [])], timeout, []))
+    """Run tests of a checkout in a virtual machine.
+
+    Without arguments, these are tests of each kind that take little time: of libbpf and TC, of
+    programs packet by packet, and of whole networks, with losses made by netem, too.
+    """
+    from testbed.core.errors import SpecError
+
+    if missing := [name for name in GUEST_TESTS if not (ROOT / name).exists()]:
+        raise SpecError(f"tests run in a checkout only: {ROOT} has no {missing[0]}")
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+    chosen = arguments or [str(ROOT / name) for name in GUEST_TESTS]
+    raise typer.Exit(_run(kernel, [*pytest, *chosen], timeout, []))
 
 
 def _run(series: str, command: list[str], timeout: float, shares: list[Path]) -> int:

@@ -10,6 +10,8 @@ from testbed.core.errors import TestbedError
 
 __all__ = ["Finding", "Level", "Missing", "Probe", "command"]
 
+_TIMEOUT = 60  # seconds that a command may take
+
 
 class Level(enum.StrEnum):
     """The state of a capability: present, missing but optional, or missing and needed."""
@@ -97,7 +99,8 @@ def summary(text: str) -> str:
     """Return a long message's first and last lines as one line: what was tried, and how it
     ended.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    # Open MPI frames its messages with lines of dashes.
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")] or ["no reason given"]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
@@ -110,15 +113,18 @@ def command(
     """
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")
-    done = subprocess.run(
-        arguments,
-        input=stdin,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            arguments,
+            input=stdin,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Missing(f"{arguments[0]} did not end within {_TIMEOUT} s") from error
     if done.returncode:
         raise Missing(summary(done.stderr or f"{arguments[0]} exited with {done.returncode}"))
     return done.stdout
