@@ -4,12 +4,13 @@
 
 from testbed.results.environment import digest, environment
 from testbed.results.fault_log import FAULT_COLUMNS, FaultLog
-from testbed.results.folder import RunFolder
+from testbed.results.folder import KILLED, RunFolder, settle
 from testbed.results.table import COLUMNS, Run, Table, load_run
 
 __all__ = [
     "COLUMNS",
     "FAULT_COLUMNS",
+    "KILLED",
     "FaultLog",
     "Run",
     "RunFolder",
@@ -17,4 +18,5 @@ __all__ = [
     "digest",
     "environment",
     "load_run",
+    "settle",
 ]
