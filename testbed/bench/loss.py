@@ -48,12 +48,17 @@ TRACED = 3  # all-reduces in which the ring's recoveries are traced
 SETTLING = 180.0
 
 
+def variant_of(name: str) -> tuple[str, dict[str, Any]]:
+    """Return a variant's backend and terms; another package's backend has no others."""
+    return VARIANTS.get(name) or (name, {})
+
+
 @dataclass(frozen=True)
 class Options:
     """What is measured, and how.
 
     :param plan: The fabric.
-    :param variants: Names in `VARIANTS`.
+    :param variants: Names in `VARIANTS`, or of other packages' backends.
     :param size: Bytes of the tensor.
     :param losses: Shares of frames that are dropped, 0..1; 0 is always measured.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
@@ -73,7 +78,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
-            if name not in VARIANTS:
+            if name not in VARIANTS and (name not in BACKENDS or BACKENDS.owns(name)):
                 near = [variant for variant in VARIANTS if variant.startswith(f"{name}/")]
                 raise SpecError(
                     f"--backends: {name!r}: must be one or more of {', '.join(VARIANTS)}"
@@ -91,7 +96,7 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: must be 1 to 600 seconds")
-        backends = [VARIANTS[name][0] for name in self.variants]
+        backends = [variant_of(name)[0] for name in self.variants]
         check_mtu(self.plan.mtu, backends, "--mtu", BACKENDS)
         check_room(self.size, len(self.plan.hosts), backends, allowance(), "--size")
 
@@ -133,7 +138,7 @@ class Session(Stacked):
         modules = {
             calls.__name__,
             attach.__name__,
-            *modules_of(VARIANTS[name][0] for name in options.variants),
+            *modules_of(variant_of(name)[0] for name in options.variants),
         }
         self._workers = stack.enter_context(
             Workers(self._fabric, options.collective.affinity, sorted(modules))
@@ -167,7 +172,7 @@ class Session(Stacked):
                         progress(f"{_text(loss)}, turn {turn + 1} of {turns}: {name}")
                         self._turn(name, cell, loss, count, turn)
             for name, cell in cells.items():
-                if loss and cell.failure is None and VARIANTS[name][0] == "xdp-ring":
+                if loss and cell.failure is None and variant_of(name)[0] == "xdp-ring":
                     progress(f"{_text(loss)}, recoveries: {name}")
                     self._trace(name, cell, loss)
                 yield self._cell(name, cell, loss)
@@ -247,7 +252,7 @@ class Session(Stacked):
 
     def _ready(self, name: str) -> None:
         """Configure the links for a variant, and open it unless it is open."""
-        backend, terms = VARIANTS[name]
+        backend, terms = variant_of(name)
         needs = BACKENDS[backend].needs
         if self._fabric.datapath != needs:
             set_datapath(self._fabric, needs)

@@ -140,7 +140,7 @@ def allreduce(
             rows.append(row)
         clear_progress()
     session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
-    for line in table.summary_lines(rows, {name: entry.needs for name, entry in BACKENDS.items()}):
+    for line in table.summary_lines(rows, {name: BACKENDS[name].needs for name in chosen.backends}):
         say(line)
     for line in [*table.bound_lines(rows), *telemetry_table.lines(rows)]:
         say(line)
@@ -219,7 +219,7 @@ def faults(
         typer.Option(
             help=(
                 "Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (reorder threshold 0),"
-                " tcp-ring, gloo."
+                " tcp-ring, gloo, and other packages' backends."
             )
         ),
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",

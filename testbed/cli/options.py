@@ -34,6 +34,8 @@ __all__ = [
     "number",
     "set_verbosity",
     "with_hosts",
+    "writable",
+    "write_text",
 ]
 
 
@@ -90,11 +92,11 @@ Seed = Annotated[
 ]
 JsonFlag = Annotated[
     bool,
-    typer.Option("--json", help="Print the results as JSON; what else is said goes to stderr."),
+    typer.Option("--json", help="Print the results as JSON; other text goes to stderr."),
 ]
 
 
-def _writable(path: Path | None) -> Path | None:
+def writable(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before anything is measured."""
     if path is not None and not os.access(path.parent, os.W_OK):
         known = "is no folder" if path.parent.exists() else "does not exist"
@@ -112,7 +114,7 @@ Out = Annotated[
         "-o",
         metavar="FILE",
         dir_okay=False,
-        callback=_writable,
+        callback=writable,
         help="Write the results into a file, as JSON.",
     ),
 ]
@@ -140,12 +142,7 @@ class Results:
         if self.json:
             typer.echo(text)
         if self.out is not None:
-            try:
-                self.out.write_text(text + "\n")
-            except OSError as error:
-                raise StorageError(
-                    f"--out {self.out}: cannot be written: {error.strerror}"
-                ) from error
+            write_text(text + "\n", self.out, "--out")
 
 
 def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
@@ -167,3 +164,14 @@ def examples(*commands: str, after: str = "") -> str:
     # The help printer joins lines into one paragraph. Its marker against that (\b) applies up to
     # the next blank line, so a line with one space takes the place of a blank line.
     return "\b\n" + "\n".join(line or " " for line in lines)
+
+
+def write_text(text: str, path: Path, flag: str) -> None:
+    """Write a file that an option names.
+
+    :raises StorageError: It cannot be written, for example because the disk is full.
+    """
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise StorageError(f"{flag} {path}: cannot be written: {error.strerror}") from error

@@ -19,6 +19,7 @@ from testbed.telemetry.options import TelemetryOptions
 from testbed.telemetry.profile import Profile
 from testbed.telemetry.recording import Windows
 from testbed.telemetry.sampler import Mode
+from testbed.telemetry.stacks import Stack
 
 __all__ = ["Recorder"]
 
@@ -35,8 +36,8 @@ class Recorder(Stacked):
 
     def __init__(self, fabric: Fabric, options: TelemetryOptions) -> None:
         self._fabric, self._options = fabric, options
-        #: Stacks of the last `take`: node, softirq, kernel frames, user frames, count.
-        self.stacks: list[list[Any]] = []
+        #: Stacks of the last `take`, the most frequent first.
+        self.stacks: list[Stack] = []
 
     def _enter(self, stack: ExitStack) -> None:
         nodes = {
@@ -79,7 +80,7 @@ class Recorder(Stacked):
         :raises KernelError: The process has ended.
         """
         answer = self._order(order="take", windows=windows)
-        self.stacks = answer["stacks"]
+        self.stacks = [Stack(*each) for each in answer["stacks"]]
         return Profile.of(answer["profile"])
 
     def _order(self, **order: Any) -> dict[str, Any]:

@@ -124,9 +124,9 @@ def test_verbose_before_and_after_the_verb() -> None:
         (
             ["bench", "allreduce", "--out", "/proc/self/none/out.json"],
             (
-                "Invalid value for '--out': /proc/self/none/out.json: the folder /proc/self/none"
-                " does not exist; must be a file in an existing folder; see testbed bench"
-                " allreduce --help"
+                "Invalid value for '--out' / '-o': /proc/self/none/out.json: the folder"
+                " /proc/self/none does not exist; must be a file in an existing folder; see"
+                " testbed bench allreduce --help"
             ),
         ),
     ],
