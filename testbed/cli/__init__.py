@@ -23,7 +23,19 @@ from testbed.core.renamed import renamed
 __all__ = ["app", "main"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-VERBS = ("doctor", "bench", "calibrate", "run", "soak", "up", "exec", "status", "down", "clean")
+VERBS = (
+    "doctor",
+    "bench",
+    "calibrate",
+    "run",
+    "sweep",
+    "soak",
+    "up",
+    "exec",
+    "status",
+    "down",
+    "clean",
+)
 
 EPILOG = options.examples(
     "testbed doctor",
