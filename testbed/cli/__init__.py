@@ -25,14 +25,17 @@ __all__ = ["app", "main"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERBS = (
     "doctor",
+    "list",
     "bench",
     "calibrate",
     "run",
     "sweep",
+    "trace",
     "soak",
     "up",
     "exec",
     "status",
+    "top",
     "down",
     "clean",
 )

@@ -33,7 +33,9 @@ __all__ = [
     "print_json",
     "set_verbosity",
     "with_hosts",
+    "writable",
     "write_json",
+    "write_text",
 ]
 
 
@@ -91,7 +93,7 @@ Seed = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def _writable(path: Path | None) -> Path | None:
+def writable(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before anything is measured."""
     if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
         what = "is not writable" if path.parent.is_dir() else "does not exist"
@@ -107,7 +109,7 @@ JsonFile = Annotated[
         "--json",
         metavar="FILE",
         dir_okay=False,
-        callback=_writable,
+        callback=writable,
         help="Write the result as JSON; - is stdout.",
     ),
 ]
@@ -148,7 +150,15 @@ def write_json(value: Any, path: Path) -> None:
         print_json(value)
         sys.stdout.flush()
         return
+    write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", path, "--json")
+
+
+def write_text(text: str, path: Path, flag: str) -> None:
+    """Write a file that an option names.
+
+    :raises StorageError: It cannot be written, for example because the disk is full.
+    """
     try:
-        path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+        path.write_text(text)
     except OSError as error:
-        raise StorageError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{flag} {path}: cannot be written: {error.strerror}") from error

@@ -37,7 +37,14 @@ NO_LOCKS: Final = (
     errno.ENOSYS,
 )  # NFS takes the first, of a folder
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-OWN = ("manifest.json", "results.parquet", "faults.parquet", "report.html", "figures")
+OWN = (
+    "manifest.json",
+    "results.parquet",
+    "faults.parquet",
+    "stacks.parquet",
+    "report.html",
+    "figures",
+)
 
 log = logging.getLogger(__name__)
 

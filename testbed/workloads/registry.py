@@ -20,6 +20,7 @@ WORKLOADS: "Registry[Workload]" = Registry(
         "dnn": "testbed.workloads.dnn:WORKLOAD",
     },
     group="testbed.workloads",
+    instances=True,
 )
 DEFAULT = "ddp"
 

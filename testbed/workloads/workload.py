@@ -67,6 +67,7 @@ class Workload:
     :param backends: What `backends` are names of.
     :param session: ``module:class`` of its `Session`.
     :param report: The terms of its report.
+    :param summary: One line for `testbed list`.
     """
 
     table: str
@@ -74,6 +75,7 @@ class Workload:
     backends: Registry[Any]
     session: str
     report: Report
+    summary: str = ""
 
     def entry(self, backend: str) -> Entry:
         """Return the properties of a backend."""

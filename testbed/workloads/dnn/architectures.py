@@ -50,6 +50,11 @@ class Architecture:
         return sum(self.tensors)
 
     @property
+    def summary(self) -> str:
+        """One line for `testbed list`."""
+        return f"{self.parameters:,} parameters; a sample is {self.sample}"
+
+    @property
     def macs(self) -> int:
         """Multiply-adds of a forward pass of one sample."""
         return sum(layer.macs for layer in self.layers)
@@ -167,4 +172,5 @@ ARCHITECTURES: Registry[Architecture] = Registry(
         "gpt2-small": Architecture(tuple(gpt2_small()), "1,024 tokens"),
     },
     group="testbed.architectures",
+    instances=True,
 )
