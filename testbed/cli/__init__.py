@@ -29,11 +29,13 @@ VERBS = (
     "bench",
     "calibrate",
     "run",
+    "sweep",
     "trace",
     "soak",
     "up",
     "exec",
     "status",
+    "top",
     "down",
     "clean",
 )
