@@ -1,8 +1,12 @@
 """``testbed vm``: run commands and tests on another kernel."""
 
+import dataclasses
+import os
+import platform
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -18,6 +22,7 @@ vm = typer.Typer(
         "testbed vm setup --kernel 6.1",
         "testbed vm run -- testbed doctor",
         "testbed vm test --kernel 6.1",
+        "testbed vm doctor",
         after=(
             "`make vm` installs QEMU. Exit status of `run`: the command's; 124 if it did not end in"
             " time; 125 if the virtual machine died."
@@ -74,7 +79,7 @@ def setup(kernel: Series = "6.12", verbose: options.Verbose = 0) -> None:
     epilog=options.examples(
         "testbed vm run -- uname -r",
         "testbed vm run --kernel 6.1 --timeout 60 -- testbed doctor",
-        "testbed vm run --share runs -- testbed run scenarios/smoke.toml --out runs/vm",
+        "testbed vm run --share runs -- testbed run scenarios/ddp_synthetic.toml --out runs/vm",
         after=(
             "Exit status: the command's; 124 if it did not end in time; 125 if the machine died."
         ),
@@ -104,6 +109,7 @@ def run(
 
 
 @vm.command(
+    "test",
     epilog=options.examples(
         "testbed vm test",
         "testbed vm test --kernel 6.1 -- tests/kernel/test_tc.py -x",
@@ -111,7 +117,7 @@ def run(
     ),
     context_settings={"allow_interspersed_args": False},
 )
-def test(
+def run_tests(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[PYTEST...]", help="Arguments of pytest.")
     ] = None,
@@ -133,9 +139,70 @@ def test(
     raise typer.Exit(_run(kernel, [*pytest, *chosen], timeout, []))
 
 
-def _run(series: str, command: list[str], timeout: float, shares: list[Path]) -> int:
-    import os
+@vm.command(epilog=options.examples("testbed vm doctor", "testbed vm doctor --json >kernels.json"))
+def doctor(
+    timeout: Limit = 600,
+    verbose: options.Verbose = 0,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+) -> None:
+    """Say what this machine's kernel can do, and what those can that are set up, as a Markdown
+    table.
 
+    Below it, each kernel's words for what it cannot do.
+    """
+    import io
+    from json import loads
+
+    from testbed.probes import findings
+    from testbed.vm import SERIES, VmError, find_image
+
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor", "--json"]
+    found = {platform.release(): [dataclasses.asdict(finding) for finding in findings()]}
+    for series in SERIES:
+        printed, said = io.BytesIO(), io.BytesIO()
+        _run(series, command, timeout, [], printed, said)
+        try:
+            told = loads(printed.getvalue())["findings"]
+        except ValueError:
+            raise VmError(
+                f"testbed doctor failed on Linux {series}: {said.getvalue().decode()[-300:]}"
+            ) from None
+        found[find_image(series).release] = told
+    results = options.Results(json, out)
+    for line in kernel_table(found):
+        results.say(line)
+    results.write(found)
+
+
+def kernel_table(found: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
+    """The findings of each kernel, by its release: lines of a Markdown table, and of a list of what
+    is missing.
+    """
+    names = dict.fromkeys(finding["name"] for each in found.values() for finding in each)
+    levels = {
+        release: {finding["name"]: finding["level"] for finding in each}
+        for release, each in found.items()
+    }
+    yield f"| capability | {' | '.join(found)} |"
+    yield f"| --- |{' --- |' * len(found)}"
+    for name in names:
+        yield f"| {name} | {' | '.join(each.get(name, '') for each in levels.values())} |"
+    yield ""
+    for release, each in found.items():
+        for finding in each:
+            if finding["level"] != "OK":
+                yield f"- {release}, {finding['name']}: {finding['detail']}"
+
+
+def _run(
+    series: str,
+    command: list[str],
+    timeout: float,
+    shares: list[Path],
+    stdout: BinaryIO | None = None,
+    stderr: BinaryIO | None = None,
+) -> int:
     from testbed.core.errors import SpecError
     from testbed.host.rights import require_root
     from testbed.vm import find_image, run_in_vm
@@ -147,8 +214,8 @@ def _run(series: str, command: list[str], timeout: float, shares: list[Path]) ->
     return run_in_vm(
         image,
         command[1:] if command[0] == "--" else command,
-        stdout=sys.stdout.buffer,
-        stderr=sys.stderr.buffer,
+        stdout=stdout or sys.stdout.buffer,
+        stderr=stderr or sys.stderr.buffer,
         timeout=timeout,
         environment={
             name: value for name, value in os.environ.items() if name.startswith("TESTBED_")

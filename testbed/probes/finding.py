@@ -1,14 +1,19 @@
 """Probes and their findings."""
 
 import enum
+import logging
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.errors import TestbedError
+from testbed.core.logs import logger_of, timed
 
 __all__ = ["Finding", "Level", "Missing", "Probe", "command"]
+
+logger = logger_of(__name__)
 
 _TIMEOUT = 60  # seconds that a command may take
 
@@ -60,9 +65,9 @@ class Probe:
 
     :param name: The capability.
     :param check: Uses the capability; returns the detail, or raises the error that prevented it.
-        :param remedy: What fixes it.
-        :param purpose: What does not work without it, if the testbed can do without it; empty if it
-            cannot.
+    :param remedy: What fixes it.
+    :param purpose: What does not work without it, if the testbed can do without it; empty if it
+        cannot.
     :param needs: Names of the probes that have to succeed before this one can be tried.
     """
 
@@ -83,7 +88,9 @@ class Probe:
                 f"not tried, because it needs {', '.join(blocked)}", f"fix {blocked[0]} first"
             )
         try:
-            return Finding(self.name, Level.OK, self.check())
+            with timed(logger, logging.INFO, "%s", self.name):
+                detail = self.check()
+            return Finding(self.name, Level.OK, detail)
         except Missing as missing:
             return self._missing(str(missing), missing.remedy or self.remedy)
         except (TestbedError, OSError, ImportError, subprocess.SubprocessError) as error:
@@ -114,15 +121,16 @@ def command(
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")
     try:
-        done = subprocess.run(
-            arguments,
-            input=stdin,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        with timed(logger, logging.DEBUG, "%s", shlex.join(arguments)):
+            done = subprocess.run(
+                arguments,
+                input=stdin,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT,
+                check=False,
+            )
     except subprocess.TimeoutExpired as error:
         raise Missing(f"{arguments[0]} did not end within {_TIMEOUT} s") from error
     if done.returncode:

@@ -2,7 +2,7 @@
 developers whose kernel has none of these.
 """
 
-from testbed.vm.image import SERIES, KernelImage, find_image
+from testbed.vm.image import SERIES, KernelImage, VmError, find_image
 from testbed.vm.qemu import VmDied, VmTimeout, run_in_vm
 
-__all__ = ["SERIES", "KernelImage", "VmDied", "VmTimeout", "find_image", "run_in_vm"]
+__all__ = ["SERIES", "KernelImage", "VmDied", "VmError", "VmTimeout", "find_image", "run_in_vm"]

@@ -22,6 +22,7 @@ SERIES = ("6.12", "6.1")
 _ROOM = 1 << 30
 """Bytes that an unpacked kernel takes at most."""
 
+
 class VmError(TestbedError):
     """A virtual machine cannot be set up; the text says what is missing, and the remedy."""
 

@@ -85,10 +85,12 @@ def _modules_in_order(image: KernelImage) -> list[Path]:
         if name in builtin:
             continue
         if name not in depends:
-            raise VmError(f"kernel {image.release} has no module {name}: its files cannot be shared")
-        path, needed = depends[name]
+            raise VmError(
+                f"kernel {image.release} has no module {name}: its files cannot be shared"
+            )
+        path, before = depends[name]
         # modules.dep lists what must be inserted first last.
-        order += [each for each in [*reversed(needed), path] if each not in order]
+        order += [each for each in [*reversed(before), path] if each not in order]
     return [image.modules / path for path in order]
 
 

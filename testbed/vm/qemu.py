@@ -156,7 +156,7 @@ class _Output(Closing):
 
     def __init__(self, path: Path, to: BinaryIO) -> None:
         path.touch()
-        self._file = open(path, "rb")  # noqa: SIM115: `close` closes it
+        self._file = path.open("rb")
         self._to = to
 
     def forward(self) -> None:
@@ -181,7 +181,14 @@ class _Machine(Closing):
             # The kernel kills QEMU when this process ends, even by SIGKILL.
             *(required("setpriv", "util-linux"), "--pdeathsig", "KILL", qemu),
             *("-machine", "q35", "-accel", "kvm" if kvm else "tcg,thread=multi"),
-            *("-cpu", "host,-arch-capabilities" if kvm else "max", "-smp", str(cpus), "-m", f"{memory >> 20}M"),
+            *(
+                "-cpu",
+                "host,-arch-capabilities" if kvm else "max",
+                "-smp",
+                str(cpus),
+                "-m",
+                f"{memory >> 20}M",
+            ),
             *("-nodefaults", "-no-reboot", "-display", "none", "-serial", f"file:{self._console}"),
             *("-kernel", str(image.kernel), "-initrd", str(build_initramfs(image))),
             *("-append", _KERNEL_OPTIONS),

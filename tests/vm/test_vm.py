@@ -110,15 +110,25 @@ def test_tests_for_guests_pass():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout and " skipped" not in done.stdout
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    ("arguments", "said"),
     [
-        (["setup", "--kernel", "new"], "error: --kernel: 'new': must be a kernel's series, such as"),
-        (["run", "--kernel", "2.4", "--", "true"], "error: no kernel 2.4 is set up: run `testbed vm"),
-        (["run", "--timeout", "0", "--", "true"], "error: --timeout: 0: must be 1 to 86400 seconds"),
+        (
+            ["setup", "--kernel", "new"],
+            "error: --kernel: 'new': must be a kernel's series, such as",
+        ),
+        (
+            ["run", "--kernel", "2.4", "--", "true"],
+            "error: no kernel 2.4 is set up: run `testbed vm",
+        ),
+        (
+            ["run", "--timeout", "0", "--", "true"],
+            "error: --timeout: 0: must be 1 to 86400 seconds",
+        ),
         (["run"], "error: Missing argument 'COMMAND...'"),
     ],
 )
@@ -126,8 +136,10 @@ def test_bad_input(arguments, said):
     done = subprocess.run(
         [*TESTBED, "vm", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode != 0 and not done.stdout
-    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+    assert done.returncode != 0
+    assert not done.stdout
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_is_not_installed_has_a_remedy(tmp_path):

@@ -28,7 +28,9 @@ def test_sums_are_exact_under_loss(bits):
     with Fabric(plan) as fabric, Workers(fabric, modules=[ring_calls.__name__]) as workers:
         set_datapath(fabric, "xdp")
         with Injector(fabric, [parse_rule("drop p=0.05")], seed=1) as injector:
-            ring_calls.connect(workers, plan.hosts, lanes=f"int{bits}", capacity=1 << 18, timeout=60)
+            ring_calls.connect(
+                workers, plan.hosts, lanes=f"int{bits}", capacity=1 << 18, timeout=60
+            )
             sums = ring_calls.all_reduce(workers, plan.hosts, [100_003])
             ring_calls.check(sums, [100_003], bits)
             assert sum(injector.counters().values())
