@@ -85,7 +85,7 @@ def test_without_root(require: str, outcome: str, tmp_path: Path) -> None:
 
 def test_unknown_requirement(tmp_path: Path) -> None:
     done = suite(NEEDY, tmp_path, "kernle")
-    assert "TESTBED_REQUIRE: unknown kernle; allowed: kernel, net, root, BTF, " in done.stderr
+    assert "TESTBED_REQUIRE: unknown kernle; allowed: kernel, net, vm, root, BTF, " in done.stderr
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
 
 

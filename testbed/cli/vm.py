@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from testbed.cli import options
+from testbed.core.numbers import Real
 from testbed.host.paths import ROOT
 
 __all__ = ["register"]
@@ -43,7 +44,10 @@ Series = Annotated[
 Limit = Annotated[
     float,
     typer.Option(
-        "--timeout", metavar="SECONDS", parser=options.REAL, help="Time limit, boot included."
+        "--timeout",
+        metavar="SECONDS",
+        parser=options.number(Real(1, 86_400)),
+        help="Time limit, boot included; 1 to 86400.",
     ),
 ]
 
@@ -203,12 +207,9 @@ def _run(
     stdout: BinaryIO | None = None,
     stderr: BinaryIO | None = None,
 ) -> int:
-    from testbed.core.errors import SpecError
     from testbed.host.rights import require_root
     from testbed.vm import find_image, run_in_vm
 
-    if not 1 <= timeout <= 86_400:
-        raise SpecError(f"--timeout: {timeout:g}: must be 1 to 86400 seconds")
     image = find_image(series)
     require_root()
     return run_in_vm(

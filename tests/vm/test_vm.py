@@ -127,7 +127,7 @@ def test_tests_for_guests_pass():
         ),
         (
             ["run", "--timeout", "0", "--", "true"],
-            "error: --timeout: 0: must be 1 to 86400 seconds",
+            "error: Invalid value for '--timeout': '0': must be a finite",
         ),
         (["run"], "error: Missing argument 'COMMAND...'"),
     ],
