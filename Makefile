@@ -8,7 +8,7 @@ DEMO := runs/demo
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf demo check test clean
+.PHONY: help setup apt venv bpf demo check test notebooks clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -41,6 +41,10 @@ check: setup  ## lint, types, and the tests that need no kernel features
 
 test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run
+
+notebooks: setup  ## JupyterLab on analysis/notebooks; installs it on first use
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements-notebooks.txt
+	@$(VENV)/bin/jupyter lab --notebook-dir analysis/notebooks
 
 clean:  ## remove what stopped testbeds left behind, build outputs and caches; keeps runs/ and .venv
 	@test ! -x $(VENV)/bin/testbed || $(SUDO) $(VENV)/bin/testbed clean
