@@ -33,6 +33,8 @@ VERBS = (
     "soak",
     "up",
     "exec",
+    "attach",
+    "detach",
     "status",
     "down",
     "clean",
