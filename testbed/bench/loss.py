@@ -5,11 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
+from testbed.bench.observed import Observed
+from testbed.bench.observer import Observer
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.registry import BACKENDS, modules_of
@@ -27,6 +30,8 @@ from testbed.host.estimates import allowance
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
+from testbed.telemetry.options import TelemetryOptions
+from testbed.telemetry.profile import Profile
 from testbed.worker import Workers
 
 __all__ = ["VARIANTS", "Options", "Session"]
@@ -64,6 +69,8 @@ class Options:
     :param iterations: Timed all-reduces of each variant at each rate of loss.
     :param budget: Seconds for all of these together, 1 to 600.
     :param collective: The options of all variants, except those that `VARIANTS` sets.
+    :param telemetry: With it, as many iterations more of each cell are sampled, as far as the
+        budget allows, and `TRACED` are counted.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -75,6 +82,7 @@ class Options:
     budget: float = 30.0
     collective: CollectiveOptions = CollectiveOptions()
     seed: int = 0
+    telemetry: TelemetryOptions = TelemetryOptions()
 
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
@@ -115,6 +123,7 @@ class _Progress:
     lost: int = 0
     recoveries: tuple[float, ...] = ()
     failure: str | None = None
+    observed: Observed | None = None
 
 
 class Session(Stacked):
@@ -141,6 +150,7 @@ class Session(Stacked):
         self._workers = stack.enter_context(
             Workers(self._fabric, options.collective.affinity, sorted(modules))
         )
+        self._observer = stack.enter_context(Observer(self._fabric, options.telemetry))
         shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
         self.environment = {
             **describe(load),
@@ -173,6 +183,9 @@ class Session(Stacked):
                 if loss and cell.failure is None and variant_of(name)[0] == "xdp-ring":
                     progress(f"{_text(loss)}, recoveries: {name}")
                     self._trace(name, cell, loss)
+                if self._observer and cell.failure is None:
+                    progress(f"{_text(loss)}, telemetry: {name}")
+                    self._observe(name, cell, loss)
                 yield self._cell(name, cell, loss)
 
     def _turn(self, name: str, cell: _Progress, loss: float | None, count: int, turn: int) -> None:
@@ -232,6 +245,27 @@ class Session(Stacked):
             logger.warning("%s, %s: the log lacks %d frames", name, _text(loss), injector.lost)
         cell.recoveries = recovery_times(injector.log())
 
+    def _observe(self, name: str, cell: _Progress, loss: float | None) -> None:
+        """Sample and count some more iterations, whose times are not used."""
+        self._ready(name)
+        with ExitStack() as stack:
+            if loss is not None:
+                rules = [Drop.model_validate({"p": loss})]
+                stack.enter_context(Injector(self._fabric, rules, self.options.seed))
+            turn = partial(self._turn_of_all, name, check=False, seconds=self.options.budget)
+            try:
+                sampled: list[tuple[Sequence[Turn], Profile]] = []
+                deadline = time.monotonic() + self.options.budget
+                while len(sampled) < self.options.iterations and time.monotonic() < deadline:
+                    sampled.append(self._observer.sample(turn))
+                counted = self._observer.count(lambda: [turn() for _ in range(TRACED)])
+            except (WorkerTimeout, CollectiveError, BarrierBroken) as error:
+                logger.warning("%s, %s: is not observed: %s", name, _text(loss), error)
+            else:
+                cell.observed = Observed.of(sampled, counted, TRACED)
+                return
+        self._shut(name)
+
     def _cell(self, name: str, cell: _Progress, loss: float | None) -> Cell:
         options = self.options
         rows = make_row(name, options.size, cell.turns, None) if cell.turns else None
@@ -246,6 +280,7 @@ class Session(Stacked):
             recoveries=cell.recoveries,
             wrong=rows.wrong if rows else 0,
             failure=cell.failure,
+            observed=cell.observed,
         )
 
     def _ready(self, name: str) -> None:

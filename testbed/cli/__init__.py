@@ -29,6 +29,7 @@ VERBS = (
     "bench",
     "calibrate",
     "run",
+    "sweep",
     "trace",
     "soak",
     "up",
@@ -36,6 +37,7 @@ VERBS = (
     "attach",
     "detach",
     "status",
+    "top",
     "down",
     "clean",
 )

@@ -144,7 +144,7 @@ def allreduce(
     session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
     for line in table.summary_lines(rows, {name: BACKENDS[name].needs for name in chosen.backends}):
         say(line)
-    for line in [*table.bound_lines(rows), *telemetry_table.lines(rows)]:
+    for line in [*table.bound_lines(rows), *telemetry_table.lines(telemetry_table.columns(rows))]:
         say(line)
     up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
     say(f"# fabric up in {up} s, down in {down} s")
@@ -238,6 +238,9 @@ def faults(
     collective: Annotated[CollectiveOptions, flags.Of(omit=("recovery",))] = CollectiveOptions(
         lanes="int16", affinity="rank", timeout=180.0
     ),
+    telemetry: Annotated[
+        TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
+    ] = TelemetryOptions(),
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -258,7 +261,7 @@ def faults(
     """
     from testbed.bench import allreduce_table as table
     from testbed.bench import loss as controller
-    from testbed.bench import loss_table
+    from testbed.bench import loss_table, telemetry_table
     from testbed.bench.sizes import parse_size
     from testbed.core.errors import CollectiveError
     from testbed.host.rights import require_root
@@ -273,6 +276,7 @@ def faults(
             budget=budget,
             collective=collective,
             seed=seed,
+            telemetry=telemetry,
         )
         for count in Whole().several(hosts, "--hosts")
     ]
@@ -296,7 +300,14 @@ def faults(
                 cells.append(cell)
                 say(loss_table.row_line(cell, loss_table.lossless_of(cell, cells)))
             clear_progress()
-    for line in loss_table.requirement_lines(cells):
+    seen = [
+        telemetry_table.Column(
+            cell.backend, f"{cell.hosts} hosts, loss {loss_table.loss_text(cell)}", cell.observed
+        )
+        for cell in cells
+        if cell.observed
+    ]
+    for line in [*loss_table.requirement_lines(cells), *telemetry_table.lines(seen)]:
         say(line)
     rows = [cell.to_dict(loss_table.lossless_of(cell, cells)) for cell in cells]
     if json is not None:

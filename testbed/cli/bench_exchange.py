@@ -16,6 +16,7 @@ from testbed.core.numbers import Whole
 from testbed.exchange.options import ExchangeOptions
 from testbed.exchange.registry import EXCHANGES
 from testbed.plan import FabricOptions
+from testbed.telemetry.options import TelemetryOptions
 
 if TYPE_CHECKING:
     from testbed.bench.exchange_session import Case, Options
@@ -25,6 +26,9 @@ __all__ = ["register"]
 Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}.")]
 # Each exchange has other values than the previous one, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
+Telemetry = Annotated[
+    TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
+]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
 Iterations = Annotated[
     int,
@@ -95,6 +99,7 @@ def broadcast(
     terms: Terms = TERMS,
     iterations: Iterations = 50,
     warmup: Warmup = 5,
+    telemetry: Telemetry = TelemetryOptions(),
     figure: Figure = None,
     seed: options.Seed = 0,
     json: options.JsonFile = None,
@@ -125,6 +130,7 @@ def broadcast(
         warmup=warmup,
         terms=terms,
         seed=seed,
+        telemetry=telemetry,
     )
     cases = (((count, size), bench.make_case(size, count)) for count in counts for size in sizes)
     run(bench, chosen, cases, json, figure)
@@ -152,6 +158,7 @@ def aggregate(
     terms: Terms = TERMS,
     iterations: Iterations = 20,
     warmup: Warmup = 3,
+    telemetry: Telemetry = TelemetryOptions(),
     figure: Figure = None,
     seed: options.Seed = 0,
     json: options.JsonFile = None,
@@ -174,6 +181,7 @@ def aggregate(
         warmup=warmup,
         terms=terms,
         seed=seed,
+        telemetry=telemetry,
     )
     bench.check_grid(widths, counts, vertices, fabric.hosts)
     # All senders together have as many rows as the receiver.
@@ -206,6 +214,7 @@ def run(
     :param bench: The module of the bench.
     :param cases: The first fields of its `Row`, and what is exchanged.
     """
+    from testbed.bench import telemetry_table
     from testbed.bench.allreduce_table import environment_lines
     from testbed.bench.exchange_session import Session
     from testbed.core.errors import CollectiveError
@@ -224,7 +233,8 @@ def run(
                 rows.append(bench.Row(*key, measured))
                 say(bench.row_line(rows[-1]))
             clear_progress()
-    for line in bench.summary_lines(rows):
+    seen = telemetry_table.columns(row.measured for row in rows)
+    for line in [*bench.summary_lines(rows), *telemetry_table.lines(seen)]:
         say(line)
     results = [row.to_dict(chosen.parameters) for row in rows]
     if json is not None:

@@ -92,13 +92,13 @@ class Recording:
 
     def start(self) -> None:
         """Forget everything up to now."""
+        self._programs = programs(self._nodes)  # looks at all processes, so it is first
         self._sampler.read()
         self._batches.clear()
         self._stacks.clear()
-        self._began = time.monotonic()
         self._lost = self._sampler.lost
         self._counts = dict(self._sampler.counts())
-        self._programs = programs(self._nodes)
+        self._began = time.monotonic()
 
     def drain(self) -> None:
         """Fetch samples, and what is only known while their processes live."""

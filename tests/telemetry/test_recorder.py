@@ -131,6 +131,25 @@ def test_a_bench_with_telemetry(tmp_path):
 
 
 @pytest.mark.net
+@pytest.mark.needs("BCC")
+def test_a_bench_of_exchanges_with_telemetry(tmp_path):
+    path = tmp_path / "out.json"
+    case = ["--receivers", "1", "-b", "4K", "-e", "4K", "--exchanges", "pinch"]
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "broadcast"]
+    done = subprocess.run(
+        [*command, *case, "--telemetry", "-n", "5", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the kernel's network stack" in done.stdout
+    for row in json.loads(path.read_text())["rows"]:
+        assert {kind for _, kind, *_ in row["telemetry"]["counts"]} >= {"syscall", "softirq"}
+
+
+@pytest.mark.net
 @pytest.mark.fabric(hosts=2)
 def test_where_bcc_cannot_compile_the_error_is_one_line(fabric, monkeypatch, tmp_path):
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path))
