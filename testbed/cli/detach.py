@@ -5,12 +5,15 @@ from typing import Annotated
 import typer
 
 from testbed.cli import options
+from testbed.core.numbers import Whole
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command(
-        epilog=options.examples("sudo testbed detach h2", "sudo testbed detach h2 3 --run lab")
+        epilog=options.examples(
+            "sudo testbed detach h2", "sudo testbed detach h2 --number 3 --run lab"
+        )
     )(detach)
 
 
@@ -18,8 +21,9 @@ def detach(
     host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the fabric.")],
     number: Annotated[
         int | None,
-        typer.Argument(
-            metavar="NUMBER", parser=options.WHOLE, help="Of the program; default: all of the host."
+        typer.Option(
+            parser=options.number(Whole(1, (1 << 31) - 1)),
+            help="Of the program; default: all of the host's.",
         ),
     ] = None,
     run: Annotated[

@@ -34,7 +34,6 @@ with warnings.catch_warnings():
     from mininet.node import Node, Switch
 
 if TYPE_CHECKING:
-    from testbed.datapath.programs import Attached
     from testbed.fabric.core import Fabric
 
 __all__ = [
@@ -226,7 +225,7 @@ class Host(NamespaceNode):
         order: str = "first",
         rodata: Mapping[str, Any] | None = None,
         maps: Mapping[str, Any] | None = None,
-    ) -> "Attached":
+    ) -> Any:
         """Compile a BPF program and attach it to the host's link, until what is returned is closed.
 
         The fabric needs workers, which own programs.
@@ -238,15 +237,15 @@ class Host(NamespaceNode):
             ``last``: after it, on what that passes.
         :param rodata: Values of its constants and other initialized variables, by name.
         :param maps: Numbers of entries of its maps, or maps of another program to use instead.
+        :returns: A `testbed.datapath.programs.Attached`.
         :raises SpecError: There is no such file, hook or program in it.
         :raises KernelError: clang or the kernel refused it; the text has their message, or who
             holds the device.
         """
         # By name, as the programs are owned by workers, which are of a layer above.
-        made: Attached = load("testbed.datapath.programs:of_host")(
+        return load("testbed.datapath.programs:of_host")(
             self, file, hook, section, order, rodata, maps
         )
-        return made
 
     def configDefault(self, **_: Any) -> None:
         """Set the address and neighbours, make the doorbell, bring all of them up."""
