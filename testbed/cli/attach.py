@@ -51,6 +51,7 @@ def attach(
     ] = None,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
+    out: options.Out = None,
 ) -> None:
     """Compile a BPF program and attach it to a host's link (eth0), until detach or down.
 
@@ -79,8 +80,8 @@ def attach(
     answer = request(
         found, "attach", host=host, program=program, first=order == "first", rodata=constants
     )
+    options.Results(json, out).write(answer)
     if json:
-        options.print_json(answer)
         return
     maps = ", ".join(f"{name} (id {number})" for name, number in answer["maps"].items())
     typer.echo(f"{host}: {made.function} is program {answer['number']} on eth0 ({hook}, {order})")

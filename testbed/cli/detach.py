@@ -31,14 +31,15 @@ def detach(
     ] = None,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
+    out: options.Out = None,
 ) -> None:
     """Detach programs that `testbed attach` has attached to a host's link."""
     from testbed.fabric.runs import find_run
     from testbed.run.control import request
 
     answer = request(find_run(run), "detach", host=host, number=number)
+    options.Results(json, out).write(answer)
     if json:
-        options.print_json(answer)
         return
     for each in answer["detached"]:
         typer.echo(f"{host}: {each['function']} (program {each['number']}) is detached")
