@@ -97,7 +97,7 @@ class BenchTrials:
 
     def run(self, trial: Trial, folder: Path) -> None:
         """See `Player`."""
-        arguments = self.arguments(trial, "--json", str(folder / "bench.json"))
+        arguments = self.arguments(trial, "--out", str(folder / "bench.json"))
         with (
             (folder / "output.txt").open("w") as output,
             contextlib.redirect_stdout(output),

@@ -33,6 +33,7 @@ def sweep(
         Path | None,
         typer.Option(
             "--out",
+            "-o",
             metavar="DIR",
             help="Folder of the sweep; one with finished trials is gone on with.",
             show_default="runs/SWEEP-TIME",
@@ -90,7 +91,7 @@ def sweep(
             "failed": failed,
         }
     if json:
-        options.print_json(summary)
+        options.Results(json).write(summary)
     else:
         for name, error in failed.items():
             typer.echo(f"trial {name} failed: {(error or '').splitlines()[0]}")
@@ -127,7 +128,7 @@ def show_plan(loaded: "Sweep", pending: int, seconds: float, timed: bool, json: 
             "seconds": round(seconds),
             "guessed": not timed,
         }
-        options.print_json(plan)
+        options.Results(json).write(plan)
         return
     for key, values in loaded.grid.items():
         typer.echo(f"{key}: {', '.join(map(str, values))}")
