@@ -29,6 +29,7 @@ VERBS = (
     "bench",
     "calibrate",
     "run",
+    "report",
     "sweep",
     "trace",
     "soak",
