@@ -33,6 +33,8 @@ VERBS = (
     "soak",
     "up",
     "exec",
+    "capture",
+    "dissector",
     "status",
     "top",
     "down",
