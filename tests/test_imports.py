@@ -35,6 +35,7 @@ LAYERS = (
     "scenario",
     "run",
     "bench",
+    "sweep",
     "testing",
     "soak",
     "cli",

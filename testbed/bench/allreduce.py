@@ -1,6 +1,5 @@
 """``testbed bench allreduce``: the controller's side."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError
+from testbed.core.logs import logger_of
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.host.estimates import allowance
@@ -35,7 +35,7 @@ from testbed.worker import Workers
 
 __all__ = ["Options", "Session"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SOCKETS_MTU = 1500
 COPIES = 9

@@ -2,7 +2,6 @@
 ``testbed bench aggregate``.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from testbed.comm.group import GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError, TestbedError
+from testbed.core.logs import logger_of
 from testbed.datapath import set_datapath
 from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo
@@ -37,7 +37,7 @@ from testbed.worker import Workers
 
 __all__ = ["Case", "Measured", "Options", "Session"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MAX_TURNS = 5  # into which the iterations of an exchange in a case are split
 TURN_TIMEOUT = 300.0  # seconds

@@ -1,6 +1,5 @@
 """``testbed bench faults``: the controller's side."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import CollectiveError, SpecError, WorkerTimeout
+from testbed.core.logs import logger_of
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults import attach
@@ -36,7 +36,7 @@ from testbed.worker import Workers
 
 __all__ = ["VARIANTS", "Options", "Session"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 #: The variants by their names in the table: the backend, and the terms that define the variant.
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -87,8 +87,10 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
             if name not in VARIANTS and (name not in BACKENDS or BACKENDS.owns(name)):
+                near = [variant for variant in VARIANTS if variant.startswith(f"{name}/")]
                 raise SpecError(
                     f"--backends: {name!r}: must be one or more of {', '.join(VARIANTS)}"
+                    + (f"; {name} as usual is {near[0]}" if near else "")
                 )
         if bad := [loss for loss in self.losses if not 0 <= loss <= 0.5]:
             raise SpecError(f"--loss: {bad[0] * 100:g}: must be 0 to 50 percent")

@@ -1,12 +1,12 @@
 """Turns of a bench with telemetry on."""
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from testbed.bench.observed import Turn, windows_of
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of
 from testbed.fabric import Fabric
 from testbed.telemetry.options import TelemetryOptions
 from testbed.telemetry.profile import Profile
@@ -14,7 +14,7 @@ from testbed.telemetry.recorder import Recorder
 
 __all__ = ["Observer"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Observer(Stacked):

@@ -6,7 +6,6 @@ Verb modules import heavy packages (torch, pandas, Mininet) inside their functio
 
 import errno
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ import typer
 import testbed
 from testbed.cli import options
 from testbed.core.errors import TestbedError, limit_reached
+from testbed.core.logs import logger_of
 from testbed.core.renamed import renamed
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ VERBS = (
     "bench",
     "calibrate",
     "run",
+    "sweep",
     "trace",
     "soak",
     "up",
@@ -132,7 +133,7 @@ def main() -> NoReturn:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
         if limit := limit_reached(error):
-            logging.getLogger(__name__).debug("%s", limit, exc_info=True)
+            logger_of(__name__).debug("%s", limit, exc_info=True)
             fail(limit, 1)
         raise
 

@@ -4,7 +4,7 @@ measured separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +56,7 @@ def register(bench: typer.Typer) -> None:
     bench.command(
         epilog=options.examples(
             "testbed bench broadcast",
-            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 --json"
+            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 -o"
             " broadcast.json",
             "testbed bench broadcast --exchanges tcp-push,gloo --switch bridge --offload off"
             " --figure broadcast.png",
@@ -66,7 +66,7 @@ def register(bench: typer.Typer) -> None:
     bench.command(
         epilog=options.examples(
             "testbed bench aggregate",
-            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 --json"
+            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 -o"
             " aggregate.json",
             "testbed bench aggregate --exchanges tcp-push,tcp-pull --vertices 65536 --dims 64"
             " --degrees 8",
@@ -102,7 +102,8 @@ def broadcast(
     telemetry: Telemetry = TelemetryOptions(),
     figure: Figure = None,
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure how long a message takes from one host to others: one frame that is cloned, compared
@@ -133,7 +134,7 @@ def broadcast(
         telemetry=telemetry,
     )
     cases = (((count, size), bench.make_case(size, count)) for count in counts for size in sizes)
-    run(bench, chosen, cases, json, figure)
+    run(bench, chosen, cases, options.Results(json, out), figure)
 
 
 def aggregate(
@@ -161,7 +162,8 @@ def aggregate(
     telemetry: Telemetry = TelemetryOptions(),
     figure: Figure = None,
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure how fast a host adds up what others send: where frames arrive, compared with
@@ -196,7 +198,7 @@ def aggregate(
         bench,
         chosen,
         ((key, bench.make_case(*key, fabric.hosts, seed)) for key in grid),
-        json,
+        options.Results(json, out),
         figure,
     )
 
@@ -205,7 +207,7 @@ def run(
     bench: Any,
     chosen: Options,
     cases: Iterable[tuple[Any, Case]],
-    json: Path | None,
+    results: options.Results,
     figure: Path | None,
 ) -> None:
     """Measure all cases and print a line for each result as it arrives; then write the files that
@@ -221,9 +223,7 @@ def run(
     from testbed.host.rights import require_root
 
     require_root()
-    to_stderr = str(json) == "-"  # with the JSON on stdout the table goes to stderr
-    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
-    rows = []
+    say, rows = results.say, []
     with Session(chosen) as session:
         for line in [*environment_lines(session.environment), "#", *bench.header_lines()]:
             say(line)
@@ -236,13 +236,12 @@ def run(
     seen = telemetry_table.columns(row.measured for row in rows)
     for line in [*bench.summary_lines(rows), *telemetry_table.lines(seen)]:
         say(line)
-    results = [row.to_dict(chosen.parameters) for row in rows]
-    if json is not None:
-        options.write_json({"environment": session.environment, "rows": results}, json)
+    found = [row.to_dict(chosen.parameters) for row in rows]
+    results.write({"environment": session.environment, "rows": found})
     if figure is not None:
         from analysis import exchanges
 
-        exchanges.draw(results, figure)
+        exchanges.draw(found, figure)
     if wrong := sum(row.measured.wrong for row in rows):
         raise CollectiveError(f"{wrong} elements are wrong")
 

@@ -45,6 +45,7 @@ def show(
     ] = None,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
+    out: options.Out = None,
 ) -> None:
     """List what has a name: one line each, and the package that it comes from.
 
@@ -57,8 +58,10 @@ def show(
     for each in [kind] if kind else REGISTRIES:
         registry: Registry[object] = load(REGISTRIES[each])
         found[each] = list(registry.listed())
+    options.Results(json, out).write(
+        {each: list(map(asdict, rows)) for each, rows in found.items()}
+    )
     if json:
-        options.print_json({each: list(map(asdict, rows)) for each, rows in found.items()})
         return
     for each, rows in found.items():
         if kind is None:
