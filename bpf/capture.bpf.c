@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Copies the frames that arrive at one end of a link: XDP takes most of them before a packet socket
  * sees them. The program takes the place of another one on its link and tail-calls that one
- * (testbed/capture/tap.py).
+ * (testbed/capture/wiretap.py).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -95,9 +95,8 @@ def capture(
         if error.filename != str(out):
             raise
         raise StorageError(f"--out {out}: cannot be written: {error.strerror}") from error
-    if json:
-        options.print_json({"out": str(out), "frames": written, "lost": lost})
-    else:
+    options.Results(json).write({"out": str(out), "frames": written, "lost": lost})
+    if not json:
         missed = f", {lost} more were lost" if lost else ""
         typer.echo(f"{written} frames of {', '.join(port.name for port in ports)} in {out}{missed}")
 
@@ -115,7 +114,7 @@ def record(
     """
     import testbed
     from testbed.capture.pcapng import Writer
-    from testbed.capture.tap import Tap
+    from testbed.capture.wiretap import Tap
 
     names = [(port.name, f"{port.own.ifname} of {port.own.node}") for port in ports]
     writer = Writer(file, names, snap, f"testbed {testbed.__version__}, run {run.run_id}")

@@ -15,7 +15,6 @@ from testbed.kernel.abi import constant, dtype
 from testbed.protocol.meanings import ENDED, KINDS, MEANINGS, PASSED_ON, members
 from testbed.protocol.scapy_layers import PinchBitmap, PinchHandshake, RingHeader, RingLanes
 from testbed.protocol.wire import (
-    LINEAR_PAYLOAD,
     Endpoint,
     Frame,
     Header,
@@ -44,9 +43,9 @@ def frame(kind, length=128, flags=0, hop=0, word=0x0000000700001234):
         kind, group=3, cookie=5, seq=9, chunk=77, stream=1, hop=hop, sender=1, receiver=2,
         flags=flags, round=4, length=length, tag=6, attempt=8, prev=99,
     )  # fmt: skip
-    made = Frame(header, payload, H1, H2)
-    if length > LINEAR_PAYLOAD:
-        made.resize(length)
+    made = Frame(header, source=H1, destination=H2)
+    made.resize(length)
+    made.fill(payload, length)
     return encode(made)
 
 
