@@ -36,6 +36,8 @@ VERBS = (
     "exec",
     "capture",
     "dissector",
+    "attach",
+    "detach",
     "status",
     "top",
     "down",
