@@ -57,6 +57,7 @@ SHARED_NAMES = {
     "port": "one rank's end of a collective in the kernel",
     "process": "a rank's process beside its programs: reference models, and the code itself",
     "processes": "processes of hosts and runs",
+    "programs": "users' BPF programs on hosts' links",
     "rank": "reference models of a rank's programs",
     "recovery": "what a rank does while something is missing",
     "reference": "what a collective must give",

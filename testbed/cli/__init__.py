@@ -34,6 +34,8 @@ VERBS = (
     "soak",
     "up",
     "exec",
+    "attach",
+    "detach",
     "status",
     "top",
     "down",
