@@ -16,6 +16,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from analysis import cpu_time, narrative, summary
+from analysis.bench import alone
 from analysis.figures import Plot, draw_all
 from analysis.style import scale_of
 from analysis.workload import report_of, workload_of
@@ -63,6 +64,8 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         resent=not run.manifest["scenario"]["faults"]
         and bool(run.metric("retransmissions")["value"].any()),
         facts=facts(run),
+        alone=alone(run.path),
+        next_steps=narrative.next_steps(run),
         command=shlex.join(run.manifest["command"]) or "testbed run SCENARIO.toml",
         **tables(run),
     )

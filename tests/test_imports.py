@@ -27,6 +27,7 @@ LAYERS = (
     "gnn",
     "faults",
     "telemetry",
+    "capture",
     "sim",
     "probes",
     "results",

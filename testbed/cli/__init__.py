@@ -35,6 +35,8 @@ VERBS = (
     "soak",
     "up",
     "exec",
+    "capture",
+    "dissector",
     "attach",
     "detach",
     "status",
