@@ -106,7 +106,7 @@ def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int)
     whole = place < np.repeat(counts // rows * rows, counts)
     # How far each full frame is among those for the same ranks, 0 to 1.
     progress = ((place + rows / 2) / np.repeat(np.maximum(counts // rows * rows, 1), counts))[whole]
-    turns = np.argsort(progress[rows // 2 :: rows], kind="stable")
+    turns = np.argsort(progress[::rows], kind="stable")
     full = order[whole].reshape(-1, rows)[turns].reshape(-1)
     order = np.concatenate([full, order[~whole]])
     complete = len(full)
