@@ -15,6 +15,7 @@ enum pinch_waited {
 
 enum pinch_filling {
 	PINCH_FILL = 64, /* frames, at least, that the process fills before it publishes them */
+	PINCH_FEW = 16,	 /* frames that are filled before handshakes are sent: no kick follows */
 	PINCH_FILLS = 4, /* times, about, that it publishes frames; a kick may follow each */
 };
 

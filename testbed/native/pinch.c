@@ -242,6 +242,12 @@ int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 	return kick_handshakes(p);
 }
 
+/* Is there nothing more to wait for? */
+static bool is_over(const struct pinch *p)
+{
+	return pinch_done(p) || is_unfit(p) || has_ended(p);
+}
+
 /* Sleep until the exchange is complete (1), the scale does not fit (2), exchanges have ended (3),
  * or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
@@ -250,7 +256,10 @@ int pinch_wait(struct pinch *p, int64_t timeout_ns)
 	uint64_t began = now_ns(), end = began + timeout_ns;
 	int result = 0;
 
-	while (!pinch_done(p) && !is_unfit(p) && !has_ended(p)) {
+	/* Events of what has happened before the first look would only interrupt the sleep. */
+	__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE),
+			 __ATOMIC_RELEASE);
+	while (!is_over(p)) {
 		int64_t left = (int64_t)(end - now_ns());
 		struct timespec pause = { left / 1000000000, left % 1000000000 };
 
