@@ -78,7 +78,7 @@ def register(bench: typer.Typer) -> None:
             "testbed bench exchange",
             "testbed bench exchange --mtu 3498 --lanes int16 --halo cover --iters 40",
             "testbed bench exchange --mtu 3498 --aggregate process --exchanges pinch,tcp-push",
-            "testbed bench exchange --dataset synthetic --partitioner hash --dims 16,256 --json"
+            "testbed bench exchange --dataset synthetic --partitioner hash --dims 16,256 -o"
             " exchange.json",
             after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
         )
@@ -229,8 +229,10 @@ def exchange(
     terms: Terms = TERMS,
     iterations: Iterations = 20,
     warmup: Warmup = 3,
+    telemetry: Telemetry = TelemetryOptions(),
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure one exchange of a graph's embeddings: each host adds to its vertices what their
@@ -249,13 +251,15 @@ def exchange(
         warmup=warmup,
         terms=terms,
         seed=seed,
+        telemetry=telemetry,
     )
     halos = bench.read_halos(dataset, partitioner, fabric.hosts)
     rows = max(max(halo.num_owned, halo.num_halo) for halo in halos)
     edges = sum(len(halo.indices) for halo in halos)
     need = estimates.exchanged(rows, max(widths), fabric.hosts, len(split(exchanges)), edges)
     estimates.check(need, f"--dims: {max(widths)}, for {rows} vertices on a host")
-    run(bench, chosen, (bench.make_case(halos, dim) for dim in widths), json, None)
+    cases = (bench.make_case(halos, dim) for dim in widths)
+    run(bench, chosen, cases, options.Results(json, out), None)
 
 
 def run(

@@ -55,7 +55,7 @@ def test_a_small_graph_end_to_end(tmp_path):
         "bench",
         "exchange",
         *("--dataset", "synthetic", "--partitioner", "hash", "--hosts", "2", "--dims", "4"),
-        *("--exchanges", "pinch,tcp-push", "-n", "2", "-w", "1", "--json", str(result)),
+        *("--exchanges", "pinch,tcp-push", "-n", "2", "-w", "1", "--out", str(result)),
     )
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(result.read_text())["rows"]
