@@ -103,14 +103,10 @@ def run(
     out = out or default_folder(scenario)
 
     from testbed.host.rights import require_root
-    from testbed.run import check, run_into
+    from testbed.run import check
 
     check(scenario)
     require_root()
-
-    from analysis.report import make_report
-    from testbed.results import RunFolder
-
     command = ["testbed", "run", str(path)]
     for setting in settings:
         command += ["--set", setting]
@@ -120,9 +116,25 @@ def run(
         command += ["--fault", fault]
     if fault_seed is not None:
         command += ["--fault-seed", str(fault_seed)]
+    report, checks = play(scenario, out, overwrite, json, command)
+    show(out, report, checks, json)
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def play(
+    scenario: "Scenario", out: Path, overwrite: bool, quiet: bool, command: list[str]
+) -> "tuple[Path, list[Check]]":
+    """Run a scenario in a folder, and write the report; return its place and the tolerance
+    checks.
+    """
+    from analysis.report import make_report
+    from testbed.results import RunFolder
+    from testbed.run import run_into
+
     with RunFolder(out, overwrite) as folder:
         try:
-            run_into(folder, scenario, quiet=json, command=command)
+            run_into(folder, scenario, quiet=quiet, command=command)
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
         except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which
@@ -130,9 +142,7 @@ def run(
                 f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True
             )
             raise
-    show(out, out / report.name, checks, json)
-    if not all(check.passed for check in checks):
-        raise typer.Exit(1)
+    return out / report.name, checks
 
 
 def default_folder(scenario: "Scenario") -> Path:
