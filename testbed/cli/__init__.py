@@ -31,6 +31,8 @@ VERBS = (
     "run",
     "sweep",
     "trace",
+    "archive",
+    "rerun",
     "soak",
     "up",
     "exec",
