@@ -32,6 +32,8 @@ VERBS = (
     "report",
     "sweep",
     "trace",
+    "archive",
+    "rerun",
     "soak",
     "up",
     "exec",
