@@ -135,6 +135,12 @@ class SimulatedRing:
                 self.seconds.append(self.env.now - begin)
                 return sums
 
+    @property
+    def events(self) -> int:
+        """Events so far: a frame takes one for each link, and one for its CPU."""
+        hops = sum(line.frames for line in self.wiring.transmitters)
+        return hops + sum(host.rank.counters["sent"] for host in self.hosts)
+
     def counters(self) -> dict[str, int]:
         """Counters of all ranks, added up."""
         names = self.hosts[0].rank.counters
