@@ -34,6 +34,7 @@ LAYERS = (
     "scenario",
     "run",
     "bench",
+    "sweep",
     "testing",
     "soak",
     "cli",

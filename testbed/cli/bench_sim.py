@@ -73,6 +73,7 @@ def sim(
         lanes="int32", window=64
     ),
     json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Simulate one all-reduce by xdp-ring, and report how fast the simulation is: events per
@@ -90,8 +91,7 @@ def sim(
         result = simulation.measure(wanted, show_progress())
     finally:
         clear_progress()
-    if json:
-        options.print_json(result.to_dict())
-        return
+    results = options.Results(json, out)
     for line in simulation.text_lines(result):
-        typer.echo(line)
+        results.say(line)
+    results.write(result.to_dict())

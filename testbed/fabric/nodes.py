@@ -20,6 +20,7 @@ from pyroute2.netlink.rtnl import ndmsg
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 
 from testbed.core.errors import FabricError
+from testbed.core.logs import logger_of
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.fabric.state import HOLDER_NAME
 from testbed.host.processes import RUN_VARIABLE
@@ -45,6 +46,8 @@ __all__ = [
     "carries_frames",
     "change_table",
 ]
+
+logger = logger_of(__name__)
 
 #: A host's doorbell: frames are sent into the first device, and XDP receives them at the second.
 DOORBELL = ("doorbell0", "doorbell1")
@@ -127,6 +130,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         self.shell: subprocess.Popen[bytes] | None = holder
         self.pid = holder.pid
         self.fabric.track(HOLDER_NAME.format(self.name), self.pid)
+        logger.debug("%s: network and mount namespace, held by process %d", self.name, self.pid)
         with contextlib.suppress(BrokenPipeError):
             assert holder.stdin
             holder.stdin.write(b"\n")

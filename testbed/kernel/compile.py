@@ -1,7 +1,9 @@
 """Compile ``bpf/<name>.bpf.c`` with clang, cached by everything that determines the result."""
 
 import hashlib
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -9,9 +11,12 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
 __all__ = ["BPF", "BUILD", "compile_all", "compile_bpf", "sources"]
+
+logger = logger_of(__name__)
 
 BPF = ROOT / "bpf"
 BUILD = build_folder()
@@ -70,12 +75,10 @@ def compile_bpf(name: str) -> Path:
             f"no folder to compile to: {error}: set TESTBED_BUILD to a writable folder"
         ) from error
     os.close(descriptor)
-    result = subprocess.run(
-        [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch]
+    logger.debug("%s", shlex.join(command))
+    with timed(logger, logging.INFO, "compiled %s", source.name):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         Path(scratch).unlink(missing_ok=True)
         raise KernelError(f"clang refused bpf/{name}.bpf.c:\n{result.stderr.strip()}")

@@ -3,6 +3,7 @@ maps and programs by name.
 """
 
 import ctypes
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, SupportsBytes
@@ -11,6 +12,7 @@ import numpy as np
 
 from testbed.core.closing import Closing
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of, timed
 from testbed.kernel.btf import Btf
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf
@@ -18,6 +20,8 @@ from testbed.kernel.maps import Map
 from testbed.kernel.program import Program
 
 __all__ = ["BpfObject"]
+
+logger = logger_of(__name__)
 
 _LOG_SIZE = 1 << 24  # the verifier's log of a rejected program with long loops
 
@@ -68,7 +72,8 @@ class BpfObject(Closing):
                 )
             if rodata is not None:
                 self._constants(maps, bytes(rodata))
-            check(lib.bpf_object__load(self._handle), f"load {name}", log)
+            with timed(logger, logging.DEBUG, "loaded %s", path):
+                check(lib.bpf_object__load(self._handle), f"load {name}", log)
             self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
             programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
             self.programs = {

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from testbed.core.closing import Closing
+from testbed.core.logs import logger_of
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
 from testbed.kernel.tc import TcFilter
 
@@ -19,6 +20,8 @@ __all__ = [
     "Program",
     "TestRun",
 ]
+
+logger = logger_of(__name__)
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 
@@ -48,14 +51,17 @@ class Link(Closing):
     or its process exits.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, what: str) -> None:
         self.fd = fd
+        self._what = what
+        logger.debug("attached %s", what)
 
     def close(self) -> None:
         """Detach; calling it twice is not an error."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            logger.debug("detached %s", self._what)
 
     def update(self, program: "Program") -> None:
         """Replace the program atomically, between one packet and the next.
@@ -111,9 +117,8 @@ class Program:
         """
         options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=_XDP_FLAGS_DRV_MODE)
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
-        return Link(
-            check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)")
-        )
+        where = f"{self.name} to the device with index {ifindex} (native XDP)"
+        return Link(check(fd, f"attach {where}"), where)
 
     def attach_tc_ingress(self, ifindex: int) -> Closing:
         """Attach to the ingress of a device in this network namespace, before a bridge or the
@@ -127,11 +132,11 @@ class Program:
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_TCX_INGRESS, ctypes.byref(options))
         if fd == -errno.EINVAL:  # no such type of attachment
             return TcFilter(self.fd, self.name, ifindex)
-        return Link(
-            check(fd, f"attach {self.name} to the device with index {ifindex} (tcx ingress)")
-        )
+        where = f"{self.name} to the device with index {ifindex} (tcx ingress)"
+        return Link(check(fd, f"attach {where}"), where)
 
     def attach_raw_tracepoint(self, tracepoint: str) -> Link:
         """Attach to a raw tracepoint, such as ``sys_enter``."""
         fd = libbpf().bpf_raw_tracepoint_open(tracepoint.encode(), self.fd)
-        return Link(check(fd, f"attach {self.name} to raw tracepoint {tracepoint}"))
+        where = f"{self.name} to raw tracepoint {tracepoint}"
+        return Link(check(fd, f"attach {where}"), where)

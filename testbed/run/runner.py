@@ -11,7 +11,7 @@ from testbed.core.errors import StorageError
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
-from testbed.results import FaultLog, RunFolder, Table, digest, environment
+from testbed.results import FaultLog, RunFolder, StackLog, Table, digest, environment
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
 from testbed.run.turns import take_turns
@@ -21,6 +21,8 @@ from testbed.workloads.scenario import Scenario
 from testbed.workloads.workload import Stage
 
 __all__ = ["check", "plan_of", "run_into", "run_scenario"]
+
+Output = Table | FaultLog | StackLog
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -79,8 +81,10 @@ def run_into(
     session.check()
     with Display(quiet) as display:
         prepared = session.prepare(lambda text: display.say(f"{scenario.scenario.name}: {text}"))
-        table, log = Table(scenario.model_dump(mode="json")), FaultLog()
-        outputs = (table, log) if scenario.faults else (table,)
+        table, log, stacks = Table(scenario.model_dump(mode="json")), FaultLog(), StackLog()
+        outputs: list[Output] = [table]
+        outputs += [log] if scenario.faults else []
+        outputs += [stacks] if scenario.telemetry.enabled else []
         display.say("finding out what this machine can do")
         with manifested(
             folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs
@@ -91,7 +95,7 @@ def run_into(
             with (
                 Fabric(plan, results=folder.path) as fabric,
                 Workers(fabric, scenario.system.affinity, session.modules) as workers,
-                Watch(scenario, fabric, table, display) as watch,
+                Watch(scenario, fabric, table, stacks, display) as watch,
             ):
                 faults = Faults(scenario, fabric, workers, table, log)
                 take_turns(
@@ -115,7 +119,7 @@ def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[
 
 @contextmanager
 def manifested(
-    folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Table | FaultLog]
+    folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Output]
 ) -> Iterator[None]:
     """Keep the status in ``manifest.json`` up to date: running, then complete, failed (with the
     error) or interrupted.
