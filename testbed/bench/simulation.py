@@ -21,10 +21,10 @@ from testbed.plan import FabricPlan, SimulatedFabricOptions
 from testbed.sim.calibration import read_calibration
 from testbed.sim.hardware import Hardware
 from testbed.sim.presets import PRESETS
-from testbed.sim.progress import watched
 from testbed.sim.ring import SimulatedRing
 from testbed.sim.trace import Trace
 from testbed.sim.train_ring import TrainRing
+from testbed.sim.watching import watched
 from testbed.sim.wiring import Wiring
 
 __all__ = ["Options", "Result", "measure", "text_lines"]

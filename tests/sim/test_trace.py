@@ -14,12 +14,12 @@ from testbed.faults.rule_table import compile_rules
 from testbed.faults.spec import parse_fault, rules_of
 from testbed.plan import plan_fabric
 from testbed.sim.hardware import Hardware, HostCosts, LinkModel
-from testbed.sim.progress import watched
 from testbed.sim.ring import SimulatedRing
 from testbed.sim.ring_over_tcp import RingOverTcp
 from testbed.sim.stations import Cpu, Transmitter
 from testbed.sim.trace import Trace
 from testbed.sim.train_ring import TrainRing
+from testbed.sim.watching import watched
 from testbed.sim.wiring import Wiring
 
 HARDWARE = Hardware(
@@ -111,7 +111,7 @@ def test_a_long_trace_ends_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_simulation_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.sim.progress._INTERVAL", 0.001)
+    monkeypatch.setattr("testbed.sim.watching._INTERVAL", 0.001)
     ring = TrainRing(plan_fabric("star", 4), HARDWARE, OPTIONS, 1 << 20)
     told: list[str] = []
     with watched(ring, told.append):
