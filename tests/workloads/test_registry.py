@@ -72,7 +72,14 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
 def test_its_schema_is_its_own() -> None:
     scenario = summing(summing={"rounds": 7})
     assert (scenario.epochs, scenario.backends, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
-    assert set(scenario.model_dump()) == {"scenario", "fabric", "telemetry", "faults", "summing"}
+    assert set(scenario.model_dump()) == {
+        "scenario",
+        "fabric",
+        "telemetry",
+        "faults",
+        "programs",
+        "summing",
+    }
     for tables, text in (
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
         (
