@@ -9,7 +9,7 @@ KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 OUTPUTS := build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf vm demo check test clean
+.PHONY: help setup apt venv bpf vm demo check test notebooks clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -39,8 +39,10 @@ vm: setup  ## QEMU and two other kernels, for `testbed vm` and the tests that ne
 	@$(SUDO) $(VENV)/bin/testbed vm setup --kernel 6.12
 	@$(SUDO) $(VENV)/bin/testbed vm setup --kernel 6.1
 
-demo: setup  ## train on four hosts, in-kernel beside sockets, and report
-	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
+demo: setup  ## measure and train on four hosts, in-kernel beside sockets, and report
+	@mkdir -p $(dir $(DEMO))
+	@$(SUDO) $(VENV)/bin/testbed bench allreduce --hosts 4 -b 4K -e 16M -f 16 -n 10 -o $(DEMO).json
+	@$(SUDO) $(VENV)/bin/testbed run scenarios/dnn_resnet50.toml --bench $(DEMO).json --out $(DEMO)
 
 check: setup  ## lint, types, and the tests that need no kernel features
 	@$(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lint,types,pure
@@ -50,6 +52,10 @@ test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run; status=$$?; \
 	$(SUDO) find $(OUTPUTS) -exec chown --no-dereference --reference=Makefile {} + 2>/dev/null; \
 	exit $$status
+
+notebooks: setup  ## JupyterLab on analysis/notebooks; installs it on first use
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements-notebooks.txt
+	@$(VENV)/bin/jupyter lab --notebook-dir analysis/notebooks
 
 clean:  ## remove what stopped testbeds left behind, build outputs and caches; keeps runs/ and .venv
 	@test ! -x $(VENV)/bin/testbed || $(SUDO) $(VENV)/bin/testbed clean

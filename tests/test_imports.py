@@ -27,6 +27,7 @@ LAYERS = (
     "gnn",
     "faults",
     "telemetry",
+    "capture",
     "sim",
     "vm",
     "probes",
@@ -58,6 +59,7 @@ SHARED_NAMES = {
     "port": "one rank's end of a collective in the kernel",
     "process": "a rank's process beside its programs: reference models, and the code itself",
     "processes": "processes of hosts and runs",
+    "programs": "users' BPF programs on hosts' links",
     "rank": "reference models of a rank's programs",
     "recovery": "what a rank does while something is missing",
     "reference": "what a collective must give",
@@ -148,7 +150,7 @@ def test_no_modules_import_each_other() -> None:
 def test_files_of_one_name_are_about_one_thing() -> None:
     """A file name that is used twice must be changed, or listed in `SHARED_NAMES`."""
     paths = [path for path in MODULES.values() if package_of(module_of(path)) != "cli"]
-    paths += (ROOT / "analysis").rglob("*.py")
+    paths += (ROOT / "analysis").glob("*.py")  # not notebooks
     names = Counter(path.stem for path in paths if not path.stem.startswith("__"))
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES.keys()
 

@@ -3,8 +3,9 @@
 import datetime
 import shlex
 import sys
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,6 +87,15 @@ def run(
     ] = False,
     faults: Faults = None,
     fault_seed: FaultSeed = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            "--bench",
+            metavar="FILE",
+            dir_okay=False,
+            help="Show the times of this file of bench allreduce -o FILE in the report, too.",
+        ),
+    ] = None,
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -103,14 +113,13 @@ def run(
     out = out or default_folder(scenario)
 
     from testbed.host.rights import require_root
-    from testbed.run import check, run_into
+    from testbed.run import check
 
     check(scenario)
+    from analysis.bench import read_bench
+
+    measured = read_bench(bench) if bench else None
     require_root()
-
-    from analysis.report import make_report
-    from testbed.results import RunFolder
-
     command = ["testbed", "run", str(path)]
     for setting in settings:
         command += ["--set", setting]
@@ -120,9 +129,35 @@ def run(
         command += ["--fault", fault]
     if fault_seed is not None:
         command += ["--fault-seed", str(fault_seed)]
+    report, checks = play(scenario, out, overwrite, json, command, measured)
+    show(out, report, checks, json)
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def play(
+    scenario: "Scenario",
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    command: list[str],
+    measured: Any = None,
+) -> "tuple[Path, list[Check]]":
+    """Run a scenario in a folder, and write the report; return its place and the tolerance
+    checks.
+
+    :param measured: The result of a bench for the report, as of `analysis.bench.read_bench`.
+    """
+    from analysis.bench import BENCH
+    from analysis.report import make_report
+    from testbed.results import RunFolder
+    from testbed.run import run_into
+
     with RunFolder(out, overwrite) as folder:
         try:
-            run_into(folder, scenario, quiet=json, command=command)
+            run_into(folder, scenario, quiet=quiet, command=command)
+            if measured:
+                folder.write(BENCH, lambda place: place.write_text(dumps(measured)))
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
         except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which
@@ -130,9 +165,7 @@ def run(
                 f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True
             )
             raise
-    show(out, out / report.name, checks, json)
-    if not all(check.passed for check in checks):
-        raise typer.Exit(1)
+    return out / report.name, checks
 
 
 def default_folder(scenario: "Scenario") -> Path:
@@ -142,7 +175,7 @@ def default_folder(scenario: "Scenario") -> Path:
 
 def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
     """Print the result, the tolerance checks, and where the report is."""
-    from analysis.narrative import answer
+    from analysis.narrative import answer, next_steps
     from analysis.summary import epoch_split
     from testbed.results import load_run
 
@@ -171,4 +204,5 @@ def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
             f"from {check.reference}, allowed {check.tolerance:g}"
         )
     sys.stdout.flush()
+    typer.echo(f"next: {next_steps(run)[0].command}")
     typer.echo(f"report: {shlex.quote(str(report))}")

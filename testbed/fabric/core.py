@@ -77,6 +77,7 @@ class Fabric(Stacked):
         self._datapath: Datapath = "sockets"
         self._sockets_mtu: int | None = None
         self._faults = False
+        self._programs = 0
         self._flooding: dict[str, Map] = {}
         self._flooding_lock = threading.Lock()  # the timeline's thread calls it, too
 
@@ -154,6 +155,14 @@ class Fabric(Stacked):
         """
         self._faults = active
         self._set_offloads(self._datapath)
+
+    def count_programs(self, change: int) -> None:
+        """Count users' native XDP programs: while there are any, hosts compute checksums in
+        software, since CHECKSUM_PARTIAL does not survive XDP_TX or a redirect.
+        """
+        before, self._programs = self._programs, self._programs + change
+        if bool(before) != bool(self._programs):
+            self._set_offloads(self._datapath)
 
     @property
     def faults(self) -> bool:
@@ -266,6 +275,8 @@ class Fabric(Stacked):
         every = dict.fromkeys(FEATURES, self.plan.offload)
         of_host = {**every, "tx": False, "gro": True} if kind == "xdp" else every
         of_port = {**every, "gro": True} if kind == "xdp" else every
+        if self._programs:
+            of_host = {**of_host, "tx": False, "tso": False}
         if self._faults:
             of_host = {**of_host, "tx": False, "tso": False, "gso": False}
             if not (

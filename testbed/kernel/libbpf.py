@@ -132,6 +132,8 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map__initial_value": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "bpf_map__reuse_fd": (c_int, [c_void_p, c_int]),
     "bpf_program__name": (c_char_p, [c_void_p]),
+    "bpf_program__section_name": (c_char_p, [c_void_p]),
+    "bpf_program__type": (c_int, [c_void_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
     "bpf_map_create": (
         c_int,
@@ -146,6 +148,9 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_prog_test_run_opts": (c_int, [c_int, POINTER(TestRunOpts)]),
     "bpf_link_create": (c_int, [c_int, c_int, c_int, POINTER(LinkCreateOpts)]),
     "bpf_link_update": (c_int, [c_int, c_int, c_void_p]),
+    "bpf_link_get_next_id": (c_int, [c_uint32, POINTER(c_uint32)]),
+    "bpf_link_get_fd_by_id": (c_int, [c_uint32]),
+    "bpf_obj_get_info_by_fd": (c_int, [c_int, c_void_p, POINTER(c_uint32)]),
     "bpf_tc_hook_create": (c_int, [POINTER(TcHook)]),
     "bpf_tc_hook_destroy": (c_int, [POINTER(TcHook)]),
     "bpf_tc_attach": (c_int, [POINTER(TcHook), POINTER(TcOpts)]),

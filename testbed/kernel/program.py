@@ -25,8 +25,9 @@ logger = logger_of(__name__)
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 
-_ATTACH_XDP, _ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
-_XDP_FLAGS_DRV_MODE = 1 << 2  # linux/if_link.h: native mode only
+_ATTACH_XDP, _ATTACH_TCX_INGRESS, _ATTACH_TCX_EGRESS = 37, 46, 47  # enum bpf_attach_type
+_XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2  # linux/if_link.h: generic, native only
+_BPF_F_BEFORE = 1 << 3  # linux/bpf.h: before all others on the device
 _HEADROOM = 4096  # a test run's packet may grow by at most a page
 
 
@@ -109,15 +110,19 @@ class Program:
         )
         return TestRun(options.retval, out.raw[: options.data_size_out], options.duration)
 
-    def attach_xdp(self, ifindex: int) -> Link:
-        """Attach to a device of this network namespace, in native mode.
+    def attach_xdp(self, ifindex: int, generic: bool = False) -> Link:
+        """Attach to a device of this network namespace.
 
+        :param generic: In the stack, on socket buffers, instead of natively in the driver.
         :raises KernelError: no native XDP on the device, another program is there, or no such
             device.
         """
-        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=_XDP_FLAGS_DRV_MODE)
+        flags, mode = (
+            (_XDP_FLAGS_SKB_MODE, "generic") if generic else (_XDP_FLAGS_DRV_MODE, "native")
+        )
+        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=flags)
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
-        where = f"{self.name} to the device with index {ifindex} (native XDP)"
+        where = f"{self.name} to the device with index {ifindex} ({mode} XDP)"
         return Link(check(fd, f"attach {where}"), where)
 
     def attach_tc_ingress(self, ifindex: int) -> Closing:
@@ -128,11 +133,26 @@ class Program:
 
         :raises KernelError: The kernel accepted neither.
         """
-        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts))
-        fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_TCX_INGRESS, ctypes.byref(options))
+        return self._attach_tc(ifindex, False, False)
+
+    def attach_tc(self, ifindex: int, egress: bool = False, first: bool = True) -> Closing:
+        """As :meth:`attach_tc_ingress`, also for the egress, beside other programs.
+
+        :param first: Before all programs that are there, instead of after them; without tcx, which
+            is first is the kernel's choice.
+        :raises KernelError: The kernel accepted neither.
+        """
+        return self._attach_tc(ifindex, egress, first)
+
+    def _attach_tc(self, ifindex: int, egress: bool, first: bool) -> Closing:
+        options = LinkCreateOpts(
+            sz=ctypes.sizeof(LinkCreateOpts), flags=_BPF_F_BEFORE if first else 0
+        )
+        point, word = (_ATTACH_TCX_EGRESS, "egress") if egress else (_ATTACH_TCX_INGRESS, "ingress")
+        fd = libbpf().bpf_link_create(self.fd, ifindex, point, ctypes.byref(options))
         if fd == -errno.EINVAL:  # no such type of attachment
-            return TcFilter(self.fd, self.name, ifindex)
-        where = f"{self.name} to the device with index {ifindex} (tcx ingress)"
+            return TcFilter(self.fd, self.name, ifindex, egress)
+        where = f"{self.name} to the device with index {ifindex} (tcx {word})"
         return Link(check(fd, f"attach {where}"), where)
 
     def attach_raw_tracepoint(self, tracepoint: str) -> Link:

@@ -156,6 +156,8 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 
 	ring_begin(r, seq, l->total, l->length, tag,
 		   l->window ? MIN(l->window, r->window) : r->window);
+	if ((uint64_t)l->total * l->length > YIELD_MOST)
+		r->patience = 0;
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;

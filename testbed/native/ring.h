@@ -14,8 +14,14 @@
 /* stalls in a row after which a chunk is nacked without evidence, if there have been no losses
  * lately */
 #define PATIENCE 10
+/* holdoffs without progress after which a chunk is nacked without evidence */
+#define HOLDOFFS 8
 /* chunks that are nacked without a sign of loss, if nothing else explains the silence */
 #define BLIND 4
+/* bytes of lanes up to which a wait yields the CPU before it sleeps; longer collectives last for
+ * several times what sleep and interrupt cost, and a CPU that other programs want, too, may come
+ * back only after milliseconds */
+#define YIELD_MOST (1 << 17)
 
 static inline uint64_t read_word(const __u64 *word)
 {

@@ -2,7 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from testbed.run.progress import Display
 from testbed.run.turns import take_turns
 from testbed.run.watch import Watch
 from testbed.worker import Workers
+from testbed.workloads.programs import attached, check_programs
 from testbed.workloads.scenario import Scenario
 from testbed.workloads.workload import Stage
 
@@ -39,7 +40,7 @@ def check(scenario: Scenario) -> None:
 
     :raises SpecError: The fabric cannot be as asked, or the workload asks for too much.
     """
-    plan_of(scenario)
+    check_programs(scenario.programs, plan_of(scenario))
     scenario.workload.begin(scenario).check()
 
 
@@ -86,8 +87,9 @@ def run_into(
         outputs += [log] if scenario.faults else []
         outputs += [stacks] if scenario.telemetry.enabled else []
         display.say("finding out what this machine can do")
+        found: dict[str, Any] = {}
         with manifested(
-            folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs
+            folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs, found
         ):
             display.say(
                 f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}"
@@ -95,6 +97,7 @@ def run_into(
             with (
                 Fabric(plan, results=folder.path) as fabric,
                 Workers(fabric, scenario.system.affinity, session.modules) as workers,
+                attached(scenario.programs, fabric, found),
                 Watch(scenario, fabric, table, stacks, display) as watch,
             ):
                 faults = Faults(scenario, fabric, workers, table, log)
@@ -119,12 +122,17 @@ def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[
 
 @contextmanager
 def manifested(
-    folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Output]
+    folder: RunFolder,
+    manifest: dict[str, Any],
+    outputs: Sequence[Output],
+    found: Mapping[str, Any],
 ) -> Iterator[None]:
     """Keep the status in ``manifest.json`` up to date: running, then complete, failed (with the
     error) or interrupted.
 
     In each case, the measurements so far are kept.
+
+    :param found: What only the run can tell; it is added at the end.
     """
     manifest = {**manifest, "status": "running", "started": now()}
     folder.write_manifest(manifest)
@@ -133,7 +141,14 @@ def manifested(
     def end(status: str, error: str | None = None) -> None:
         seconds = round(time.monotonic() - started, 3)
         folder.write_manifest(
-            {**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds}
+            {
+                **manifest,
+                **found,
+                "status": status,
+                "error": error,
+                "finished": now(),
+                "seconds": seconds,
+            }
         )
 
     try:

@@ -268,14 +268,15 @@ class Workers(Mapping[str, Worker], Stacked):
         listed = {f"worker {name}" for name in self.expect_death(node)}
         kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)
 
-    def check(self, timeout: float | None = 0.0) -> None:
+    def check(self, timeout: float | None = 0.0, beside: socket.socket | None = None) -> None:
         """Raise `WorkerDied` if a worker exits unexpectedly.
 
         :param timeout: Seconds; ``None``: no limit.
+        :param beside: Return once this socket has something to read.
         :raises WorkerDied: One has died.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._receive(deadline):
+        while self._receive(deadline, beside):
             pass
 
     def _start(self, forkserver: Forkserver, name: str) -> Worker:
@@ -362,7 +363,7 @@ class Workers(Mapping[str, Worker], Stacked):
                 )
 
     def _receive(
-        self, deadline: float | None
+        self, deadline: float | None, beside: socket.socket | None = None
     ) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
         """Return one message of each worker that has sent one, or its death; nothing if the timeout
         expires.
@@ -372,9 +373,9 @@ class Workers(Mapping[str, Worker], Stacked):
         while True:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             open_workers = {w.connection: w for w in self._workers.values() if w.connection}
-            ready = wait(list(open_workers), timeout)
+            ready = wait([*open_workers, *([beside] if beside else [])], timeout)
             messages = self._read(open_workers, ready)
-            if messages or not ready:
+            if messages or not ready or beside in ready:
                 return messages
 
     def _read(

@@ -62,9 +62,9 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
     html = report.read_text()
     assert checks == []
     assert "1,000 numbers summed at a time" in html
-    assert "<th>right sums</th>" in html
+    assert "<td>right sums</td>" in html
     assert "<td>15</td>" in html  # in one epoch of three ranks
-    assert "<th>drawing</th>" in html
+    assert "<td>drawing, " in html
     assert "The same training" not in html
     assert not (run.path / "figures" / "loss.png").exists()
 
@@ -72,7 +72,14 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
 def test_its_schema_is_its_own() -> None:
     scenario = summing(summing={"rounds": 7})
     assert (scenario.epochs, scenario.backends, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
-    assert set(scenario.model_dump()) == {"scenario", "fabric", "telemetry", "faults", "summing"}
+    assert set(scenario.model_dump()) == {
+        "scenario",
+        "fabric",
+        "telemetry",
+        "faults",
+        "programs",
+        "summing",
+    }
     for tables, text in (
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
         (
