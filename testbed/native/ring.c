@@ -156,6 +156,8 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 
 	ring_begin(r, seq, l->total, l->length, tag,
 		   l->window ? MIN(l->window, r->window) : r->window);
+	if ((uint64_t)l->total * l->length > YIELD_MOST)
+		r->patience = 0;
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
@@ -326,4 +328,21 @@ int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint1
 		return ring_complete(r, l, out, exponent);
 	r->error = -stored;
 	return stored ? RING_FAILED : RING_LATE;
+}
+
+/* Run the collectives of a tensor's segments, one after the other, until one needs help; `*reduced`
+ * counts those that are done. */
+int ring_reduce_segments(struct ring *r, struct ring_segment *segments, uint32_t count,
+			 const float *x, float *out, uint32_t *reduced)
+{
+	for (*reduced = 0; *reduced < count; ++*reduced) {
+		struct ring_segment *s = &segments[*reduced];
+		int outcome = ring_reduce(r, s->layout, s->seq, s->tag, x + s->first,
+					  out + s->first, 0, s->exponent);
+
+		if (outcome != RING_DONE)
+			return outcome;
+		s->seen = r->seen;
+	}
+	return RING_DONE;
 }

@@ -16,6 +16,10 @@
 #define PATIENCE 10
 /* chunks that are nacked without a sign of loss, if nothing else explains the silence */
 #define BLIND 4
+/* bytes of lanes up to which a wait yields the CPU before it sleeps; longer collectives last for
+ * several times what sleep and interrupt cost, and a CPU that other programs want, too, may come
+ * back only after milliseconds */
+#define YIELD_MOST (1 << 17)
 
 static inline uint64_t read_word(const __u64 *word)
 {

@@ -120,7 +120,7 @@ def test_sequence_numbers_wrap(ring4):
 
 def test_system_calls_do_not_grow_with_the_tensor(ring4):
     plan, workers = ring4
-    connect(workers, plan.hosts, lanes="int16", capacity=4 << 20)
+    connect(workers, plan.hosts, lanes="int16", capacity=4 << 20, segment=8 << 20)
     names = [host.name for host in plan.hosts]
     spent = {}
     for size in (1 << 18, 1 << 22):

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.comm.options import CollectiveOptions
 from testbed.kernel.abi import Struct, constant
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import identity_of, status_bytes
@@ -36,6 +37,7 @@ __all__ = [
     "MOST_IN_FLIGHT",
     "MOST_TOKENS",
     "NACK_HOLDOFF_US",
+    "SEGMENT",
     "Layout",
     "Pace",
     "chunk_bytes_for",
@@ -55,6 +57,11 @@ CHECK_BYTES = constant("RING_CHECK_BYTES")
 LEAST_BLOCK = 1 << 20
 """Minimum bytes of lanes in a block. A smaller tensor is not split, because a kick would cost more
 than waiting.
+"""
+
+SEGMENT = 1 << 18
+"""Bytes of lanes that are reduced at a time. The segments of a tensor are reduced one after the
+other in the same memory, which so stays in the cache.
 """
 
 LEAST_SHARE = 1024
@@ -121,10 +128,27 @@ class Pace:
 
     :param tokens: Jumbo frames in flight per rank; 0: `ONE_TOKEN` and `MOST_TOKENS` decide.
     :param slice: Bytes of lanes that are quantized at a time; 0: `BLOCKS` and `LEAST_BLOCK` decide.
+    :param segment: Bytes of lanes that are reduced at a time; 0: `SEGMENT`.
     """
 
     tokens: int = 0
     slice: int = 0
+    segment: int = 0
+
+    @classmethod
+    def of(cls, options: CollectiveOptions) -> Self:
+        """What a group's options say."""
+        return cls(options.tokens, options.slice, options.segment)
+
+    def longest(self, lanes: Lanes) -> int:
+        """Values that are reduced at a time, at most."""
+        return max(1, (self.segment or SEGMENT) // lanes.bytes)
+
+    def cut(self, size: int, lanes: Lanes) -> list[range]:
+        """Divide a tensor into segments of equal length."""
+        parts = max(1, -(-size // self.longest(lanes)))
+        each = max(1, -(-size // parts))
+        return [range(first, min(size, first + each)) for first in range(0, size, each)]
 
 
 BY_RULE = Pace()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from testbed.collectives.ring.layout import (
     NACK_HOLDOFF_US,
     Layout,
+    Pace,
     chunk_bytes_for,
     chunks_for,
     retransmit_slots_for,
@@ -55,7 +56,8 @@ class Maps(Closing):
     def __init__(self, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
         self.chunk_bytes = chunk_bytes_for(spec.mtu, spec.chunk)
-        chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
+        longest = min(spec.capacity, Pace.of(spec).longest(lanes))
+        chunks = chunks_for(longest, lanes, self.chunk_bytes)
         if chunks > MAX_CHUNKS:
             raise SpecError(
                 f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames"
