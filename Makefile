@@ -6,6 +6,7 @@ STAMP := $(VENV)/.setup-stamp
 DEMO := runs/demo
 # Building networks requires root; nothing else here does.
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
+OUTPUTS := build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
 .PHONY: help setup apt venv bpf demo check test clean
@@ -39,10 +40,14 @@ demo: setup  ## train on four hosts, in-kernel beside sockets, and report
 check: setup  ## lint, types, and the tests that need no kernel features
 	@$(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lint,types,pure
 
+# What root's tests write belongs to the checkout's owner, so that later commands need no root.
 test: setup  ## lint, types, and all tests that this machine can run
-	@$(SUDO) $(VENV)/bin/tox run
+	@$(SUDO) $(VENV)/bin/tox run; status=$$?; \
+	$(SUDO) find $(OUTPUTS) -exec chown --no-dereference --reference=Makefile {} + 2>/dev/null; \
+	exit $$status
 
 clean:  ## remove what stopped testbeds left behind, build outputs and caches; keeps runs/ and .venv
 	@test ! -x $(VENV)/bin/testbed || $(SUDO) $(VENV)/bin/testbed clean
-	@rm -rf build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@rm -rf $(OUTPUTS) 2>/dev/null || $(SUDO) rm -rf $(OUTPUTS)
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} + 2>/dev/null \
+	    || $(SUDO) find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

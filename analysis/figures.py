@@ -30,6 +30,7 @@ PART_COLOURS = {
     "communicate": "#d55e00",
     "send": "#d55e00",
     "wait": "#f3b7a0",
+    "exposed": "#d55e00",
     "aggregate": "#a63603",
     "dequantize": "#e69f00",
     "all_reduce": "#cc79a7",

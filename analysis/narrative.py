@@ -24,6 +24,7 @@ PHASE_WORDS = {
     "send": "sending",
     "aggregate": "adding up received rows",
     "all_reduce": "summing gradients",
+    "exposed": "all-reduces that computing does not hide",
 }
 
 
@@ -82,14 +83,18 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
             " two runs on one machine: treat them as equal."
         )
         return
-    reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
+    # What runs beside computing counts only as far as computing does not hide it.
+    columns = list(report.communication) if report.overlapped else ["communication"]
+    reduce = split.loc[rival, columns].sum() - split.loc[best, columns].sum()
     compute = (
         split.loc[rival, list(report.compute)].sum() - split.loc[best, list(report.compute)].sum()
     )
+    where = f"waiting for {report.noun}" if report.overlapped else report.noun
+    beside = ", some of it beside communication" if report.overlapped else ""
     yield (
         f"Where the difference lies: of the {duration(gain)} per epoch between {best} and {rival},"
-        f" {signed(reduce)} are in {report.noun}, {signed(compute)} in computing, the same work in"
-        f" both cases, and {signed(gain - reduce - compute)} in neither."
+        f" {signed(reduce)} are in {where}, {signed(compute)} in computing, the same work in"
+        f" both cases{beside}, and {signed(gain - reduce - compute)} in neither."
     )
     yield _noise(split, best, rival, gain)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
@@ -102,6 +107,9 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         phase: split.loc[rival, phase] - split.loc[best, phase] for phase in report.communication
     }
     most = max(phases, key=lambda phase: phases[phase])
+    if report.overlapped:
+        yield from _sent(run, split, best, rival)
+        return
     blind = [name for name in (best, rival) if not entry_of(run, name).splits]
     if blind:
         yield (
@@ -118,8 +126,11 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
             "By the backends' own clocks its parts differ both ways, so that none stands for the"
             " whole."
         )
-    counts = traffic(run)
-    cpu = split["cpu"]
+    yield from _sent(run, split, best, rival)
+
+
+def _sent(run: Run, split: pd.DataFrame, best: str, rival: str) -> Iterator[str]:
+    report, counts, cpu = report_of(run), traffic(run), split["cpu"]
     yield (
         f"{report.every.capitalize()}'s {report.noun} put"
         f" {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"

@@ -13,6 +13,14 @@ struct {
 	__type(value, __u32);
 } groups SEC(".maps"), doorbells SEC(".maps"), executors SEC(".maps"), senders SEC(".maps");
 
+/* What follows on the link, on frames that are not ours: see testbed/datapath/chain.py. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} behind SEC(".maps");
+
 /* Frames with our port for groups that this host is not in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -41,7 +49,11 @@ static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwi
 SEC("xdp.frags")
 int dispatch_link(struct xdp_md *ctx)
 {
-	return dispatch(ctx, &groups, XDP_PASS);
+	int verdict = dispatch(ctx, &groups, XDP_PASS);
+
+	if (verdict == XDP_PASS)
+		bpf_tail_call(ctx, &behind, 0);
+	return verdict;
 }
 
 /* On the doorbell's far end: only kicks belong there. */

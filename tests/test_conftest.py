@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.another_user import as_another_user
 
 TESTS = Path(__file__).parent
 NEEDY = """
@@ -38,7 +39,7 @@ def test_leak():
 
 
 def suite(
-    source: str, directory: Path, require: str = "", user: int | None = None
+    source: str, directory: Path, require: str = "", another_user: bool = False
 ) -> subprocess.CompletedProcess[str]:
     (directory / "test_small.py").write_text(source)
     directory.chmod(0o755)
@@ -50,16 +51,10 @@ def suite(
         "-c",
         str(TESTS.parent / "pyproject.toml"),
     ]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(directory)]
+    command += [str(directory / "test_small.py")]
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            *options,
-            "--rootdir",
-            str(directory),
-            str(directory / "test_small.py"),
-        ],
+        as_another_user(*command) if another_user else command,
         cwd="/",
         env={
             **os.environ,
@@ -67,23 +62,10 @@ def suite(
             "TESTBED_REQUIRE": require,
             "HOME": str(directory),
         },
-        user=user,
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-@pytest.fixture
-def public_path(tmp_path: Path) -> Path:
-    """Return a directory that every user may enter."""
-    for parent in (
-        tmp_path,
-        *tmp_path.parents[:3],
-    ):  # with workers of pytest-xdist there is one more level
-        if parent.owner() == tmp_path.owner() and parent != Path(tempfile.gettempdir()):
-            parent.chmod(0o755)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -94,8 +76,8 @@ def public_path(tmp_path: Path) -> Path:
         ("kernel, verifier", " 2 errors in "),
     ],
 )
-def test_without_root(require: str, outcome: str, public_path: Path) -> None:
-    done = suite(NEEDY, public_path, require, user=65534 if os.geteuid() == 0 else None)
+def test_without_root(require: str, outcome: str, tmp_path: Path) -> None:
+    done = suite(NEEDY, tmp_path, require, another_user=True)
     assert outcome in done.stdout
     assert "verifier: not tried, because it needs root; fix: fix root first" in done.stdout
     assert done.returncode == (1 if require else 0)

@@ -1,5 +1,6 @@
 """Rules of the project's own files that no other tool checks."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from testbed.kernel import compile_bpf
 from testbed.kernel.compile import sources
+from tests.support.another_user import NOBODY, as_another_user
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,6 +47,27 @@ def test_make_help_lists_every_target() -> None:
         check=True,
     )
     assert {line.split()[1] for line in shown.stdout.splitlines()} == targets
+
+
+def test_make_clean_removes_what_root_has_made(tmp_path: Path) -> None:
+    """A user who ran `make test`, with sudo, finds folders of root's: only sudo removes them."""
+    checkout = tmp_path / "a checkout"
+    checkout.mkdir()
+    (checkout / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    for folder in (".tox/lint", "package/__pycache__"):
+        (checkout / folder).mkdir(parents=True)
+        (checkout / folder / "of_root").touch()
+    if os.geteuid() == 0:
+        os.chown(checkout, NOBODY, NOBODY)
+    command = ["make", "--no-print-directory", "clean"]
+    done = subprocess.run(
+        as_another_user(*command), cwd=checkout, capture_output=True, text=True, check=False
+    )
+    if os.geteuid() == 0:
+        assert done.returncode != 0  # this user has no sudo, and is told that it was tried
+        assert "sudo" in done.stderr
+        subprocess.run(command, cwd=checkout, check=True)
+    assert not list(checkout.rglob("of_root"))
 
 
 def test_readme_names_real_files() -> None:

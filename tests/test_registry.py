@@ -17,10 +17,35 @@ from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.datasets import DATASETS
 from testbed.gnn.models import MODELS
 from testbed.gnn.partition.registry import PARTITIONERS
+from testbed.workloads.dnn.architectures import ARCHITECTURES
 from testbed.workloads.registry import WORKLOADS
 from topologies import TOPOLOGIES
 
-ALL = (BACKENDS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
+ALL = (ARCHITECTURES, BACKENDS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
+
+
+REMOTE = """
+from testbed.comm.backend import Backend
+
+
+class Remote(Backend):
+    '''One line.
+
+    More.
+    '''
+
+    needs = "xdp"
+
+    def connect(self): ...
+    def _all_reduce(self, tensor, out): ...
+    def counters(self): ...
+    def close(self): ...
+
+
+class Begun(Backend):
+    def connect(self): ...
+    def close(self): ...
+"""
 
 
 def paths(own: dict[str, Path | str]) -> Registry[Path]:
@@ -75,7 +100,7 @@ def test_the_order_of_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("os:sep", "path os:sep: must be a PurePath, not '/'"),
+        ("os:sep", "path os:sep: must be a subclass of pathlib.PurePath, not '/'"),
         ("os:nothing", "path os:nothing: cannot be loaded: module 'os' has no attribute 'nothing'"),
         (":sep", "path :sep: cannot be loaded: Empty module name"),
     ],
@@ -89,13 +114,59 @@ def test_objects_of_another_kind_are_refused(name: str, text: str) -> None:
 def test_a_class_of_another_package_is_a_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (
-        "from testbed.comm.backend import Backend\nclass Remote(Backend):\n    'One"
-        " line.\\n\\nMore.'\n"
-    )
-    (tmp_path / "remote_backend.py").write_text(f"{text}    needs = 'xdp'\n")
+    (tmp_path / "remote_backend.py").write_text(REMOTE)
     monkeypatch.syspath_prepend(tmp_path)
     entry = BACKENDS["remote_backend:Remote"]
     assert entry == Entry("remote_backend:Remote", "xdp", "One line.")
     assert entry.in_kernel
-    assert EXCHANGES["remote_backend:Remote"].all_reduce == "xdp-ring"
+    with pytest.raises(
+        SpecError,
+        match=r"remote_backend:Remote: must be a subclass of testbed\.exchange\.",
+    ):
+        EXCHANGES["remote_backend:Remote"]
+
+
+def test_a_class_that_is_not_finished_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names what has to be written."""
+    (tmp_path / "begun_backend.py").write_text(REMOTE)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        BACKENDS["begun_backend:Begun"]
+    assert str(caught.value) == "backend begun_backend:Begun: does not define _all_reduce, counters"
+
+
+def test_an_instance_where_a_class_belongs_and_the_reverse() -> None:
+    with pytest.raises(SpecError, match="must be a subclass of"):
+        BACKENDS["testbed.gnn.models:MODELS"]
+    with pytest.raises(SpecError, match="must be a Workload, not <class"):
+        WORKLOADS["testbed.workloads.workload:Workload"]
+
+
+def test_a_module_that_fails_is_one_line_and_does_not_stop_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "failing_module.py"
+    module.write_text("def half(n):\n    return 1 / n\nhalf(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f"cannot be loaded: ZeroDivisionError: division by zero ({module}:2)"
+    with pytest.raises(SpecError) as caught:
+        load("failing_module:X")
+    assert str(caught.value) == f"failing_module:X: {text}"
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group: [EntryPoint("x", "failing_module:X", group)],
+    )
+    (listed,) = paths({}).listed()
+    assert (listed.name, listed.summary) == ("x", f"path failing_module:X: {text}")
+
+
+def test_what_is_said_of_each_object() -> None:
+    for registry in ALL:
+        for each in registry.listed():
+            assert (each.origin, bool(each.summary), "\n" in each.summary) == (
+                "testbed",
+                True,
+                False,
+            ), each

@@ -1,17 +1,18 @@
 """``testbed bench allreduce``: the controller's side."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
-from testbed.bench.observed import Observed, times_of, windows_of
+from testbed.bench.observed import Observed, times_of
+from testbed.bench.observer import Observer
 from testbed.bench.row import MAX_ITERATIONS, Row, Turn, backend_of, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.mpi.launch import rank_workers
@@ -21,6 +22,7 @@ from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError
+from testbed.core.logs import logger_of
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.host.estimates import allowance
@@ -29,12 +31,11 @@ from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
 from testbed.telemetry.options import TelemetryOptions
 from testbed.telemetry.profile import Profile
-from testbed.telemetry.recorder import Recorder
 from testbed.worker import Workers
 
 __all__ = ["Options", "Session"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SOCKETS_MTU = 1500
 COPIES = 9
@@ -136,7 +137,7 @@ class Session(Stacked):
             self._open(stack, name, group)
             if name == "mpi":
                 extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
-        self._recorder = self._start_telemetry(stack)
+        self._observer = stack.enter_context(Observer(self._fabric, self.options.telemetry))
         self.environment = {**describe(load), **self.options.plan.summary(), **extra}
 
     @contextmanager
@@ -145,15 +146,6 @@ class Session(Stacked):
             yield fabric
             leaving = time.monotonic()  # workers have exited by now
         self.down_seconds = time.monotonic() - leaving
-
-    def _start_telemetry(self, stack: ExitStack) -> Recorder | None:
-        if not self.options.telemetry.enabled:
-            return None
-        try:
-            return stack.enter_context(Recorder(self._fabric, self.options.telemetry))
-        except KernelError as error:
-            logger.warning("the kernel's part is not measured: %s", error)
-            return None
 
     def _open(self, stack: ExitStack, name: str, group: int) -> None:
         options, directory = self.options, self._fabric.directory
@@ -211,7 +203,7 @@ class Session(Stacked):
         for size in self.options.sizes:
             absmax = self._prepare(size, progress)
             turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.labels}
-            watched: dict[str, list[tuple[list[Turn], Profile]]] = {name: [] for name in turns}
+            watched: dict[str, list[tuple[Sequence[Turn], Profile]]] = {name: [] for name in turns}
             for number, iterations in enumerate(self.options.turns):
                 for name in self.options.labels:
                     progress(f"{size} B, turn {number + 1} of {len(self.options.turns)}: {name}")
@@ -221,11 +213,12 @@ class Session(Stacked):
                         "warmup": self.options.warmup,
                         "absmax": absmax,
                     }
-                    if self._recorder and number % 2:
-                        watched[name].append(self._watch(self._recorder, name, arguments))
-                    turns[name].append(self._call(calls.run_turn, name, arguments))
-                    if self._recorder and not number % 2:
-                        watched[name].append(self._watch(self._recorder, name, arguments))
+                    turn = partial(self._call, calls.run_turn, name, arguments)
+                    if self._observer and number % 2:
+                        watched[name].append(self._observer.sample(turn))
+                    turns[name].append(turn())
+                    if self._observer and not number % 2:
+                        watched[name].append(self._observer.sample(turn))
             bound = self._copy(progress, size)
             for name in self.options.labels:
                 progress(f"{size} B, counting: {name}")
@@ -241,17 +234,10 @@ class Session(Stacked):
         return float(np.median(times_of(copied)))
 
     def _count_all(self, name: str, arguments: dict[str, Any]) -> tuple[Profile, int]:
-        assert self._recorder
-        with self._recorder.on("counts"):
-            self._call(calls.run_turn, name, {**arguments, "absmax": None})
-            return self._recorder.take(), arguments["warmup"] + arguments["iterations"]
-
-    def _watch(
-        self, recorder: Recorder, name: str, arguments: dict[str, Any]
-    ) -> tuple[list[Turn], Profile]:
-        with recorder.on("samples"):
-            turn = self._call(calls.run_turn, name, arguments)
-            return turn, recorder.take(windows_of(turn))
+        profile = self._observer.count(
+            partial(self._call, calls.run_turn, name, {**arguments, "absmax": None})
+        )
+        return profile, arguments["warmup"] + arguments["iterations"]
 
     def _prepare(self, size: int, progress: Callable[[str], None]) -> float | None:
         """Make the inputs and the reference; returns the largest magnitude of any element, None

@@ -48,7 +48,7 @@ class Row:
     counters: DelayCounters
 
     def to_dict(self) -> dict[str, object]:
-        """Return what ``--json`` prints of it, times in seconds."""
+        """Return what the JSON has of it, times in seconds."""
         quantiles = {f"p{100 * share:g}": self.counters.quantile(share) for share in _SHARES}
         counts = {key: value for key, value in asdict(self.counters).items() if key != "lateness"}
         return {

@@ -2,22 +2,25 @@
 ``testbed bench aggregate``.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from testbed.bench import exchange_calls as calls
 from testbed.bench.barrier import BarrierBroken
+from testbed.bench.observed import Observed, overhead
+from testbed.bench.observer import Observer
 from testbed.bench.row import MAX_ITERATIONS, Turn
 from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError, TestbedError
+from testbed.core.logs import logger_of
 from testbed.datapath import set_datapath
 from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo
@@ -28,11 +31,13 @@ from testbed.fabric import Fabric
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
+from testbed.telemetry.options import TelemetryOptions
+from testbed.telemetry.profile import Profile
 from testbed.worker import Workers
 
 __all__ = ["Case", "Measured", "Options", "Session"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MAX_TURNS = 5  # into which the iterations of an exchange in a case are split
 TURN_TIMEOUT = 300.0  # seconds
@@ -46,6 +51,7 @@ class Options:
     :param iterations: Timed exchanges of each name and case.
     :param warmup: Untimed exchanges before each turn.
     :param terms: The terms of all exchanges.
+    :param telemetry: With it, each turn is repeated with telemetry on.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -55,6 +61,7 @@ class Options:
     warmup: int = 3
     terms: ExchangeOptions = ExchangeOptions()
     seed: int = 0
+    telemetry: TelemetryOptions = TelemetryOptions()
 
     def __post_init__(self) -> None:
         for name in self.exchanges or ("",):
@@ -110,6 +117,9 @@ class Measured:
     :param sent: What all ranks have sent, in all iterations.
     :param send_syscalls: System calls of one exchange, mean over the senders; None: not counted.
     :param receive_syscalls: The same for the receivers.
+    :param observed: Turns with telemetry, if there were any; `overhead`: by what share these were
+        longer.
+    :param words: The case's description.
     """
 
     exchange: str
@@ -119,6 +129,9 @@ class Measured:
     sent: Counters
     send_syscalls: float | None
     receive_syscalls: float | None
+    observed: Observed | None = None
+    overhead: float | None = None
+    words: str = ""
 
     @property
     def median(self) -> float:
@@ -128,6 +141,7 @@ class Measured:
     def to_dict(self) -> dict[str, Any]:
         """The columns that the JSON rows of all benches have; counts are per exchange."""
         count = len(self.times)
+        telemetry = self.observed and {"overhead": self.overhead, **self.observed.to_dict()}
         return {
             "exchange": self.exchange,
             "iterations": count,
@@ -143,11 +157,16 @@ class Measured:
             "retransmissions": self.sent.retransmissions,
             "send_syscalls": self.send_syscalls,
             "receive_syscalls": self.receive_syscalls,
+            **({"telemetry": telemetry} if telemetry else {}),
         }
 
 
 def combine(
-    case: Case, name: str, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
+    case: Case,
+    name: str,
+    turns: Sequence[Sequence[Turn]],
+    syscalls: Sequence[int] | None,
+    observed: Observed | None = None,
 ) -> Measured:
     """Combine the turns of all ranks, indexed by turn, then by rank."""
     senders = [halo.rank for halo in case.halos if any(map(len, halo.sends))]
@@ -166,6 +185,9 @@ def combine(
         sent=sum((turn.sent for ranks in turns for turn in ranks), Counters()),
         send_syscalls=_mean(syscalls, senders),
         receive_syscalls=_mean(syscalls, receivers),
+        observed=observed,
+        overhead=overhead(turns, observed),
+        words=case.words,
     )
 
 
@@ -189,6 +211,7 @@ class Session(Stacked):
         self._fabric = stack.enter_context(Fabric(options.plan))
         modules = [calls.__name__, *modules_of(options.exchanges)]
         self._workers = stack.enter_context(Workers(self._fabric, options.terms.affinity, modules))
+        self._observer = stack.enter_context(Observer(self._fabric, options.telemetry))
         shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
         self.environment = {
             **describe(load),
@@ -201,7 +224,8 @@ class Session(Stacked):
         self, case: Case, progress: Callable[[str], None] = lambda text: None
     ) -> Iterator[Measured]:
         """Measure a case: exchanges take turns, so that drift of the machine affects all of them
-        equally.
+        equally. With telemetry, each turn is followed, or every second time preceded, by one that
+        is observed, whose times count for the overhead only.
 
         :param progress: Called with a description of each step.
         """
@@ -215,17 +239,33 @@ class Session(Stacked):
             self._set_datapath(name)
             self._open(name, case)
         turns: dict[str, list[list[Turn]]] = {name: [] for name in names}
+        watched: dict[str, list[tuple[Sequence[Turn], Profile]]] = {name: [] for name in names}
         for number, iterations in enumerate(options.turns):
             for name in names:
                 progress(f"{case.words}, turn {number + 1} of {len(options.turns)}: {name}")
                 self._set_datapath(name)
-                turns[name].append(
-                    self._same(calls.run_turn, name, iterations=iterations, warmup=options.warmup)
+                turn = partial(
+                    self._same, calls.run_turn, name, iterations=iterations, warmup=options.warmup
                 )
+                if self._observer and number % 2:
+                    watched[name].append(self._observer.sample(turn))
+                turns[name].append(turn())
+                if self._observer and not number % 2:
+                    watched[name].append(self._observer.sample(turn))
         for name in names:
             progress(f"{case.words}, system calls: {name}")
             self._set_datapath(name)
-            yield combine(case, name, turns[name], self._syscalls(name))
+            observed = None
+            if watched[name]:
+                progress(f"{case.words}, counting: {name}")
+                count = options.turns[-1]
+                counted = self._observer.count(
+                    partial(
+                        self._same, calls.run_turn, name, iterations=count, warmup=options.warmup
+                    )
+                )
+                observed = Observed.of(watched[name], counted, options.warmup + count)
+            yield combine(case, name, turns[name], self._syscalls(name), observed)
             self._same(calls.close_rank, name)
 
     def _open(self, name: str, case: Case) -> None:

@@ -1,15 +1,17 @@
 """``testbed bench faults``: the controller's side."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
+from testbed.bench.observed import Observed
+from testbed.bench.observer import Observer
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.registry import BACKENDS, modules_of
@@ -18,6 +20,7 @@ from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import CollectiveError, SpecError, WorkerTimeout
+from testbed.core.logs import logger_of
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults import attach
@@ -27,11 +30,13 @@ from testbed.host.estimates import allowance
 from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
+from testbed.telemetry.options import TelemetryOptions
+from testbed.telemetry.profile import Profile
 from testbed.worker import Workers
 
 __all__ = ["VARIANTS", "Options", "Session"]
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 #: The variants by their names in the table: the backend, and the terms that define the variant.
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -48,17 +53,24 @@ TRACED = 3  # all-reduces in which the ring's recoveries are traced
 SETTLING = 180.0
 
 
+def variant_of(name: str) -> tuple[str, dict[str, Any]]:
+    """Return a variant's backend and terms; another package's backend has no others."""
+    return VARIANTS.get(name) or (name, {})
+
+
 @dataclass(frozen=True)
 class Options:
     """What is measured, and how.
 
     :param plan: The fabric.
-    :param variants: Names in `VARIANTS`.
+    :param variants: Names in `VARIANTS`, or of other packages' backends.
     :param size: Bytes of the tensor.
     :param losses: Shares of frames that are dropped, 0..1; 0 is always measured.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
     :param budget: Seconds for all of these together, 1 to 600.
     :param collective: The options of all variants, except those that `VARIANTS` sets.
+    :param telemetry: With it, as many iterations more of each cell are sampled, as far as the
+        budget allows, and `TRACED` are counted.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -70,12 +82,15 @@ class Options:
     budget: float = 30.0
     collective: CollectiveOptions = CollectiveOptions()
     seed: int = 0
+    telemetry: TelemetryOptions = TelemetryOptions()
 
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
-            if name not in VARIANTS:
+            if name not in VARIANTS and (name not in BACKENDS or BACKENDS.owns(name)):
+                near = [variant for variant in VARIANTS if variant.startswith(f"{name}/")]
                 raise SpecError(
                     f"--backends: {name!r}: must be one or more of {', '.join(VARIANTS)}"
+                    + (f"; {name} as usual is {near[0]}" if near else "")
                 )
         if bad := [loss for loss in self.losses if not 0 <= loss <= 0.5]:
             raise SpecError(f"--loss: {bad[0] * 100:g}: must be 0 to 50 percent")
@@ -89,7 +104,7 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: must be 1 to 600 seconds")
-        backends = [VARIANTS[name][0] for name in self.variants]
+        backends = [variant_of(name)[0] for name in self.variants]
         check_mtu(self.plan.mtu, backends, "--mtu", BACKENDS)
         check_room(self.size, len(self.plan.hosts), backends, allowance(), "--size")
 
@@ -110,6 +125,7 @@ class _Progress:
     lost: int = 0
     recoveries: tuple[float, ...] = ()
     failure: str | None = None
+    observed: Observed | None = None
 
 
 class Session(Stacked):
@@ -131,11 +147,12 @@ class Session(Stacked):
         modules = {
             calls.__name__,
             attach.__name__,
-            *modules_of(VARIANTS[name][0] for name in options.variants),
+            *modules_of(variant_of(name)[0] for name in options.variants),
         }
         self._workers = stack.enter_context(
             Workers(self._fabric, options.collective.affinity, sorted(modules))
         )
+        self._observer = stack.enter_context(Observer(self._fabric, options.telemetry))
         shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
         self.environment = {
             **describe(load),
@@ -165,9 +182,12 @@ class Session(Stacked):
                         progress(f"{_text(loss)}, turn {turn + 1} of {turns}: {name}")
                         self._turn(name, cell, loss, count, turn)
             for name, cell in cells.items():
-                if loss and cell.failure is None and VARIANTS[name][0] == "xdp-ring":
+                if loss and cell.failure is None and variant_of(name)[0] == "xdp-ring":
                     progress(f"{_text(loss)}, recoveries: {name}")
                     self._trace(name, cell, loss)
+                if self._observer and cell.failure is None:
+                    progress(f"{_text(loss)}, telemetry: {name}")
+                    self._observe(name, cell, loss)
                 yield self._cell(name, cell, loss)
 
     def _turn(self, name: str, cell: _Progress, loss: float | None, count: int, turn: int) -> None:
@@ -227,6 +247,27 @@ class Session(Stacked):
             logger.warning("%s, %s: the log lacks %d frames", name, _text(loss), injector.lost)
         cell.recoveries = recovery_times(injector.log())
 
+    def _observe(self, name: str, cell: _Progress, loss: float | None) -> None:
+        """Sample and count some more iterations, whose times are not used."""
+        self._ready(name)
+        with ExitStack() as stack:
+            if loss is not None:
+                rules = [Drop.model_validate({"p": loss})]
+                stack.enter_context(Injector(self._fabric, rules, self.options.seed))
+            turn = partial(self._turn_of_all, name, check=False, seconds=self.options.budget)
+            try:
+                sampled: list[tuple[Sequence[Turn], Profile]] = []
+                deadline = time.monotonic() + self.options.budget
+                while len(sampled) < self.options.iterations and time.monotonic() < deadline:
+                    sampled.append(self._observer.sample(turn))
+                counted = self._observer.count(lambda: [turn() for _ in range(TRACED)])
+            except (WorkerTimeout, CollectiveError, BarrierBroken) as error:
+                logger.warning("%s, %s: is not observed: %s", name, _text(loss), error)
+            else:
+                cell.observed = Observed.of(sampled, counted, TRACED)
+                return
+        self._shut(name)
+
     def _cell(self, name: str, cell: _Progress, loss: float | None) -> Cell:
         options = self.options
         rows = make_row(name, options.size, cell.turns, None) if cell.turns else None
@@ -241,11 +282,12 @@ class Session(Stacked):
             recoveries=cell.recoveries,
             wrong=rows.wrong if rows else 0,
             failure=cell.failure,
+            observed=cell.observed,
         )
 
     def _ready(self, name: str) -> None:
         """Configure the links for a variant, and open it unless it is open."""
-        backend, terms = VARIANTS[name]
+        backend, terms = variant_of(name)
         needs = BACKENDS[backend].needs
         if self._fabric.datapath != needs:
             set_datapath(self._fabric, needs)

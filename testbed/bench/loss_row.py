@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.bench.observed import Observed
 from testbed.comm.collective import Counters
 from testbed.faults.identity import KINDS
 from testbed.faults.rule_table import Action
@@ -32,6 +33,7 @@ class Cell:
         if not measured.
     :param wrong: Elements of results whose error exceeds the backend's bound.
     :param failure: Why there are fewer iterations than requested; None if there are not.
+    :param observed: Iterations with telemetry, if there were any.
     """
 
     backend: str
@@ -44,6 +46,7 @@ class Cell:
     recoveries: tuple[float, ...] = ()
     wrong: int = 0
     failure: str | None = None
+    observed: Observed | None = None
 
     @property
     def median(self) -> float | None:
@@ -102,6 +105,7 @@ class Cell:
             "recoveries": len(self.recoveries),
             "wrong": self.wrong,
             "failure": self.failure,
+            **({"telemetry": self.observed.to_dict()} if self.observed else {}),
         }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from testbed.bench.loss_row import Cell
 from testbed.core.numbers import format_size
 
-__all__ = ["header_lines", "lossless_of", "requirement_lines", "row_line"]
+__all__ = ["header_lines", "loss_text", "lossless_of", "requirement_lines", "row_line"]
 
 LEAST_RATIO = 0.7
 """Share of the lossless goodput that the ring is to keep at `REQUIRED_LOSS`."""
@@ -72,7 +72,7 @@ def row_line(cell: Cell, lossless: Cell | None) -> str:
         cell.backend,
         str(cell.hosts),
         format_size(cell.size),
-        "off" if cell.loss is None else f"{cell.loss * 100:g}",
+        loss_text(cell),
         str(len(cell.times)),
         _number(cell.median, 1e3, 3),
         _number(cell.goodput, 1e-9, 3),
@@ -104,6 +104,11 @@ def requirement_lines(cells: Sequence[Cell]) -> list[str]:
         if lines
         else []
     )
+
+
+def loss_text(cell: Cell) -> str:
+    """The rate of loss in percent; ``off`` without the fault engine."""
+    return "off" if cell.loss is None else f"{cell.loss * 100:g}"
 
 
 def lossless_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:

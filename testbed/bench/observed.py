@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from testbed.comm.collective import Counters
 from testbed.telemetry.profile import Profile, combined
 
-__all__ = ["Observed", "Turn", "times_of", "windows_of"]
+__all__ = ["Observed", "Turn", "overhead", "times_of", "windows_of"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Observed:
     :param profile: Samples of these turns.
     :param times: Seconds of their iterations, by turn.
     :param counts: What was counted in one more turn, whose times are not used.
-    :param counted: How many all-reduces that was.
+    :param counted: How many collectives that was.
     """
 
     profile: Profile
@@ -53,8 +55,25 @@ class Observed:
 
     def to_dict(self) -> dict[str, Any]:
         """For the JSON file."""
-        counts = {"all_reduces": self.counted, "counts": self.counts.to_dict()["counts"]}
+        counts = {"collectives": self.counted, "counts": self.counts.to_dict()["counts"]}
         return {**self.profile.to_dict(), **counts}
+
+
+def overhead(plain: Sequence[Sequence[Turn]], observed: Observed | None) -> float | None:
+    """By what share telemetry makes an iteration longer; None without it.
+
+    The median, over pairs of turns that follow each other, of the ratio of their medians, less 1:
+    what changes from pair to pair, such as other work on the machine, has no part in it.
+
+    :param plain: The turns without telemetry, by turn, then by rank.
+    """
+    if observed is None:
+        return None
+    ratios = [
+        np.median(with_) / np.median(times_of(without))
+        for with_, without in zip(observed.times, plain, strict=True)
+    ]
+    return float(np.median(ratios)) - 1
 
 
 def _spans(ranks: Sequence[Turn]) -> Iterator[tuple[float, float]]:

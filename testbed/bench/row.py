@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bench.observed import Observed, Turn, times_of
+from testbed.bench.observed import Observed, Turn, overhead, times_of
 from testbed.comm.collective import Counters
 
 __all__ = ["MAX_ITERATIONS", "Row", "Turn", "algbw", "backend_of", "busbw", "make_row"]
@@ -119,8 +119,7 @@ def make_row(
     :param observed: Turns with telemetry, if there were any.
     :param bound: As of `Row`.
     """
-    plain = [times_of(ranks) for ranks in turns]
-    times = [time for turn in plain for time in turn]
+    times = [time for ranks in turns for time in times_of(ranks)]
     sent = sum((turn.sent for ranks in turns for turn in ranks), Counters())
     return Row(
         backend=backend,
@@ -134,16 +133,5 @@ def make_row(
         syscalls_per_rank=None if syscalls is None else round(sum(syscalls) / len(syscalls), 1),
         observed=observed,
         bound=bound,
-        overhead=_overhead(plain, observed.times) if observed else None,
+        overhead=overhead(turns, observed),
     )
-
-
-def _overhead(plain: Sequence[Sequence[float]], observed: Sequence[Sequence[float]]) -> float:
-    """The median, over pairs of turns that follow each other, of the ratio of their medians, less
-    1: what changes from pair to pair, such as other work on the machine, has no part in it.
-    """
-    ratios = [
-        np.median(with_) / np.median(without)
-        for with_, without in zip(observed, plain, strict=True)
-    ]
-    return float(np.median(ratios)) - 1

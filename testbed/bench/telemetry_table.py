@@ -2,45 +2,78 @@
 Pure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from testbed.bench.exchange_session import Measured
+from testbed.bench.observed import Observed
 from testbed.bench.row import Row
 from testbed.core.numbers import format_size
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
-from testbed.telemetry.profile import Count
+from testbed.telemetry.profile import Count, Profile
 
-__all__ = ["LIMIT", "lines", "shares"]
+__all__ = ["LIMIT", "Column", "columns", "lines", "shares"]
 
 LIMIT = 0.05
 """The overhead that is noted as too high."""
 
 
-def shares(row: Row) -> dict[str, float]:
+@dataclass(frozen=True)
+class Column:
+    """What was observed of one thing that was measured.
+
+    :param what: Its case, such as a size.
+    :param overhead: By what share telemetry made it longer; None: not measured.
+    """
+
+    name: str
+    what: str
+    observed: Observed
+    overhead: float | None = None
+
+
+def columns(rows: Iterable[Row | Measured]) -> list[Column]:
+    """Columns of those rows of a bench that were observed."""
+    found = []
+    for row in rows:
+        name, what = (
+            (row.backend, format_size(row.size))
+            if isinstance(row, Row)
+            else (row.exchange, row.words)
+        )
+        if row.observed:
+            found.append(Column(name, what, row.observed, row.overhead))
+    return found
+
+
+def shares(profile: Profile) -> dict[str, float]:
     """The share of each class in the CPU time of all nodes, softirq included; the testbed's
     programs are one class.
     """
-    assert row.observed
     found: dict[str, float] = {}
-    for (_, name), seconds in row.observed.profile.cpu(inside=True).items():
+    for (_, name), seconds in profile.cpu(inside=True).items():
         plain = name.partition(".")[0]
         found[plain] = found.get(plain, 0.0) + seconds
     total = sum(found.values()) or 1.0
     return {name: seconds / total for name, seconds in found.items()}
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
-    """A table of shares in percent, one column for each backend and size; nothing without
+def lines(seen: Sequence[Column]) -> list[str]:
+    """A table of shares in percent, one column for each backend and case; nothing without
     telemetry.
     """
-    seen = [row for row in rows if row.observed]
     if not seen:
         return []
     classes = load_classes()
-    each = [shares(row) for row in seen]
+    each = [shares(row.observed.profile) for row in seen]
     names = [name for name in [*classes.names, UNCLASSIFIED] if any(name in one for one in each)]
 
+    widths = [max(10, len(row.name) + 2, len(row.what) + 2) for row in seen]
+
     def line(title: str, cells: Sequence[str]) -> str:
-        return f"#   {title:<28}" + "".join(f"{cell:>10}" for cell in cells)
+        return f"#   {title:<28}" + "".join(
+            f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)
+        )
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.1f}"
@@ -49,8 +82,8 @@ def lines(rows: Sequence[Row]) -> list[str]:
     softirq = [_softirq(row) for row in seen]
     table = [
         "# CPU time of all nodes inside the timed iterations, % by class:",
-        line("", [row.backend for row in seen]),
-        line("", [format_size(row.size) for row in seen]),
+        line("", [row.name for row in seen]),
+        line("", [row.what for row in seen]),
         *(
             line(classes.titles.get(name, name), [percent(one.get(name)) for one in each])
             for name in names
@@ -63,17 +96,17 @@ def lines(rows: Sequence[Row]) -> list[str]:
     table += _count_lines(seen, line)
     if any(row.overhead is not None and row.overhead > LIMIT for row in seen):
         table.append(f"# telemetry slowed some rows down by more than {100 * LIMIT:g} %")
-    if lost := sum(row.observed.profile.lost for row in seen if row.observed):
+    if lost := sum(row.observed.profile.lost for row in seen):
         table.append(f"# {lost} samples were lost")
     return table
 
 
-def _count_lines(rows: Sequence[Row], line: Callable[[str, Sequence[str]], str]) -> list[str]:
+def _count_lines(rows: Sequence[Column], line: Callable[[str, Sequence[str]], str]) -> list[str]:
     def cells(kind: str, of: Callable[[Count], float], detail: str = "") -> list[str]:
-        return [f"{_per_all_reduce(row, kind, of, detail):.1f}" for row in rows]
+        return [f"{_per_collective(row, kind, of, detail):.1f}" for row in rows]
 
     return [
-        "# Per all-reduce, all nodes together, counted in a turn of its own:",
+        "# Per collective, all nodes together, counted in a turn of its own:",
         line("system calls", cells("syscall", _count)),
         line("KiB through system calls", cells("copied", lambda each: each.total / 1024)),
         line("context switches", cells("off_cpu", _count)),
@@ -92,8 +125,7 @@ def _count(each: Count) -> float:
     return each.number
 
 
-def _found(row: Row, kind: str, detail: str = "") -> list[Count]:
-    assert row.observed
+def _found(row: Column, kind: str, detail: str = "") -> list[Count]:
     return [
         each
         for each in row.observed.counts.counts
@@ -101,23 +133,20 @@ def _found(row: Row, kind: str, detail: str = "") -> list[Count]:
     ]
 
 
-def _per_all_reduce(row: Row, kind: str, of: Callable[[Count], float], detail: str) -> float:
-    assert row.observed
+def _per_collective(row: Column, kind: str, of: Callable[[Count], float], detail: str) -> float:
     return sum(map(of, _found(row, kind, detail))) / row.observed.counted
 
 
-def _latency(row: Row) -> float:
+def _latency(row: Column) -> float:
     found = _found(row, "wakeup")
     return sum(each.total for each in found) / (sum(each.number for each in found) or 1) * 1e6
 
 
-def _softirq(row: Row) -> float:
-    assert row.observed
+def _softirq(row: Column) -> float:
     found = row.observed.profile.cpu(inside=True)
     return sum(v for (softirq, _), v in found.items() if softirq) / (sum(found.values()) or 1.0)
 
 
-def _samples(row: Row) -> int:
-    assert row.observed
+def _samples(row: Column) -> int:
     profile = row.observed.profile
     return round(sum(profile.cpu(inside=True).values()) * profile.rate)

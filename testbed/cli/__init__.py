@@ -6,7 +6,6 @@ Verb modules import heavy packages (torch, pandas, Mininet) inside their functio
 
 import errno
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -18,12 +17,30 @@ import typer
 import testbed
 from testbed.cli import options
 from testbed.core.errors import TestbedError, limit_reached
+from testbed.core.logs import logger_of
 from testbed.core.renamed import renamed
 
 __all__ = ["app", "main"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-VERBS = ("doctor", "bench", "calibrate", "run", "soak", "up", "exec", "status", "down", "clean")
+VERBS = (
+    "doctor",
+    "list",
+    "bench",
+    "calibrate",
+    "run",
+    "sweep",
+    "trace",
+    "soak",
+    "up",
+    "exec",
+    "attach",
+    "detach",
+    "status",
+    "top",
+    "down",
+    "clean",
+)
 
 EPILOG = options.examples(
     "testbed doctor",
@@ -116,7 +133,7 @@ def main() -> NoReturn:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
         if limit := limit_reached(error):
-            logging.getLogger(__name__).debug("%s", limit, exc_info=True)
+            logger_of(__name__).debug("%s", limit, exc_info=True)
             fail(limit, 1)
         raise
 

@@ -1,8 +1,7 @@
 """``testbed bench``: measure backends side by side."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,7 +29,7 @@ bench = typer.Typer(
 EPILOG = options.examples(
     "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
     "testbed bench allreduce --backends tcp-ring,gloo,mpi --switch bridge --offload off -n 50",
-    "testbed bench allreduce --hosts 8 --lanes int16 -b 64 -e 64K -f 4 -n 100 --json small.json",
+    "testbed bench allreduce --hosts 8 --lanes int16 -b 64 -e 64K -f 4 -n 100 -o small.json",
     after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
 )
 
@@ -98,7 +97,8 @@ def allreduce(
         TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
     ] = TelemetryOptions(),
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Time all-reduce of float32 tensors, sum over ranks, with several backends in turns.
@@ -128,10 +128,8 @@ def allreduce(
         telemetry=telemetry,
     )
     require_root()
-    # With the JSON on stdout, the table goes to stderr.
-    to_stderr = str(json) == "-"
-    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
-    rows = []
+    results = options.Results(json, out)
+    say, rows = results.say, []
     session = controller.Session(chosen)
     with session:
         for line in [*table.environment_lines(session.environment), "#", *table.header_lines()]:
@@ -142,19 +140,16 @@ def allreduce(
             rows.append(row)
         clear_progress()
     session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
-    for line in table.summary_lines(rows, {name: entry.needs for name, entry in BACKENDS.items()}):
+    for line in table.summary_lines(rows, {name: BACKENDS[name].needs for name in chosen.backends}):
         say(line)
-    for line in [*table.bound_lines(rows), *telemetry_table.lines(rows)]:
+    for line in [*table.bound_lines(rows), *telemetry_table.lines(telemetry_table.columns(rows))]:
         say(line)
     up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
     say(f"# fabric up in {up} s, down in {down} s")
-    if json is not None:
-        parameters = chosen.parameters
-        result = {
-            "environment": session.environment,
-            "rows": [row.to_dict(parameters) for row in rows],
-        }
-        options.write_json(result, json)
+    parameters = chosen.parameters
+    results.write(
+        {"environment": session.environment, "rows": [row.to_dict(parameters) for row in rows]}
+    )
     wrong = sum(row.wrong for row in rows)
     if wrong:
         raise CollectiveError(f"{wrong} elements are wrong")
@@ -164,7 +159,7 @@ def allreduce(
     name="delay-line",
     epilog=options.examples(
         "testbed bench delay-line",
-        "testbed bench delay-line --rates 10000,100000 --delay 20ms --jitter 5ms --json line.json",
+        "testbed bench delay-line --rates 10000,100000 --delay 20ms --jitter 5ms -o line.json",
         after=(
             "Lateness is in microseconds; [bold]late[/bold] counts frames later than 500 of them."
         ),
@@ -182,7 +177,8 @@ def delay_line(
     jitter: Annotated[
         str, typer.Option(help="Largest deviation from the delay, at most the delay.")
     ] = "1ms",
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure how late the fault engine's delay line sends the frames that it holds, by rate."""
@@ -190,20 +186,19 @@ def delay_line(
 
     numbers = Whole().several(rates, "--rates")
     held, varied = parse_time(delay, "--delay"), parse_time(jitter, "--jitter")
-    to_stderr = str(json) == "-"
-    typer.echo(line.header_line(), err=to_stderr)
+    results = options.Results(json, out)
+    results.say(line.header_line())
     rows = []
     for row in line.measure(numbers, seconds, held, varied):
-        typer.echo(line.row_line(row), err=to_stderr)
+        results.say(line.row_line(row))
         rows.append(row)
-    if json is not None:
-        options.write_json({"rows": [row.to_dict() for row in rows]}, json)
+    results.write({"rows": [row.to_dict() for row in rows]})
 
 
 @bench.command(
     epilog=options.examples(
         "testbed bench faults",
-        "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin --json"
+        "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin -o"
         " faults.json",
         "testbed bench faults --loss 0.1,1,5 --size 1M --budget 60 --figure faults.png",
         after=(
@@ -224,7 +219,7 @@ def faults(
         typer.Option(
             help=(
                 "Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (reorder threshold 0),"
-                " tcp-ring, gloo."
+                " tcp-ring, gloo, and other packages' backends."
             )
         ),
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
@@ -238,6 +233,9 @@ def faults(
     collective: Annotated[CollectiveOptions, flags.Of(omit=("recovery",))] = CollectiveOptions(
         lanes="int16", affinity="rank", timeout=180.0
     ),
+    telemetry: Annotated[
+        TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
+    ] = TelemetryOptions(),
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -247,7 +245,8 @@ def faults(
         ),
     ] = None,
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring takes
@@ -258,7 +257,7 @@ def faults(
     """
     from testbed.bench import allreduce_table as table
     from testbed.bench import loss as controller
-    from testbed.bench import loss_table
+    from testbed.bench import loss_table, telemetry_table
     from testbed.bench.sizes import parse_size
     from testbed.core.errors import CollectiveError
     from testbed.host.rights import require_root
@@ -273,13 +272,13 @@ def faults(
             budget=budget,
             collective=collective,
             seed=seed,
+            telemetry=telemetry,
         )
         for count in Whole().several(hosts, "--hosts")
     ]
     require_root()
-    to_stderr = str(json) == "-"
-    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
-    cells = []
+    results = options.Results(json, out)
+    say, cells = results.say, []
     environment: dict[str, object] = {}
     for number, each in enumerate(chosen):
         with controller.Session(each) as session:
@@ -296,11 +295,17 @@ def faults(
                 cells.append(cell)
                 say(loss_table.row_line(cell, loss_table.lossless_of(cell, cells)))
             clear_progress()
-    for line in loss_table.requirement_lines(cells):
+    seen = [
+        telemetry_table.Column(
+            cell.backend, f"{cell.hosts} hosts, loss {loss_table.loss_text(cell)}", cell.observed
+        )
+        for cell in cells
+        if cell.observed
+    ]
+    for line in [*loss_table.requirement_lines(cells), *telemetry_table.lines(seen)]:
         say(line)
     rows = [cell.to_dict(loss_table.lossless_of(cell, cells)) for cell in cells]
-    if json is not None:
-        options.write_json({"environment": environment, "rows": rows}, json)
+    results.write({"environment": environment, "rows": rows})
     if figure is not None:
         from analysis.goodput import draw
 

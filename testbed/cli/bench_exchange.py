@@ -4,7 +4,7 @@ measured separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from testbed.core.numbers import Whole
 from testbed.exchange.options import ExchangeOptions
 from testbed.exchange.registry import EXCHANGES
 from testbed.plan import FabricOptions
+from testbed.telemetry.options import TelemetryOptions
 
 if TYPE_CHECKING:
     from testbed.bench.exchange_session import Case, Options
@@ -25,6 +26,9 @@ __all__ = ["register"]
 Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}.")]
 # Each exchange has other values than the previous one, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
+Telemetry = Annotated[
+    TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
+]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
 Iterations = Annotated[
     int,
@@ -52,7 +56,7 @@ def register(bench: typer.Typer) -> None:
     bench.command(
         epilog=options.examples(
             "testbed bench broadcast",
-            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 --json"
+            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 -o"
             " broadcast.json",
             "testbed bench broadcast --exchanges tcp-push,gloo --switch bridge --offload off"
             " --figure broadcast.png",
@@ -62,7 +66,7 @@ def register(bench: typer.Typer) -> None:
     bench.command(
         epilog=options.examples(
             "testbed bench aggregate",
-            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 --json"
+            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 -o"
             " aggregate.json",
             "testbed bench aggregate --exchanges tcp-push,tcp-pull --vertices 65536 --dims 64"
             " --degrees 8",
@@ -95,9 +99,11 @@ def broadcast(
     terms: Terms = TERMS,
     iterations: Iterations = 50,
     warmup: Warmup = 5,
+    telemetry: Telemetry = TelemetryOptions(),
     figure: Figure = None,
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure how long a message takes from one host to others: one frame that is cloned, compared
@@ -125,9 +131,10 @@ def broadcast(
         warmup=warmup,
         terms=terms,
         seed=seed,
+        telemetry=telemetry,
     )
     cases = (((count, size), bench.make_case(size, count)) for count in counts for size in sizes)
-    run(bench, chosen, cases, json, figure)
+    run(bench, chosen, cases, options.Results(json, out), figure)
 
 
 def aggregate(
@@ -152,9 +159,11 @@ def aggregate(
     terms: Terms = TERMS,
     iterations: Iterations = 20,
     warmup: Warmup = 3,
+    telemetry: Telemetry = TelemetryOptions(),
     figure: Figure = None,
     seed: options.Seed = 0,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure how fast a host adds up what others send: where frames arrive, compared with
@@ -174,6 +183,7 @@ def aggregate(
         warmup=warmup,
         terms=terms,
         seed=seed,
+        telemetry=telemetry,
     )
     bench.check_grid(widths, counts, vertices, fabric.hosts)
     # All senders together have as many rows as the receiver.
@@ -188,7 +198,7 @@ def aggregate(
         bench,
         chosen,
         ((key, bench.make_case(*key, fabric.hosts, seed)) for key in grid),
-        json,
+        options.Results(json, out),
         figure,
     )
 
@@ -197,7 +207,7 @@ def run(
     bench: Any,
     chosen: Options,
     cases: Iterable[tuple[Any, Case]],
-    json: Path | None,
+    results: options.Results,
     figure: Path | None,
 ) -> None:
     """Measure all cases and print a line for each result as it arrives; then write the files that
@@ -206,15 +216,14 @@ def run(
     :param bench: The module of the bench.
     :param cases: The first fields of its `Row`, and what is exchanged.
     """
+    from testbed.bench import telemetry_table
     from testbed.bench.allreduce_table import environment_lines
     from testbed.bench.exchange_session import Session
     from testbed.core.errors import CollectiveError
     from testbed.host.rights import require_root
 
     require_root()
-    to_stderr = str(json) == "-"  # with the JSON on stdout the table goes to stderr
-    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
-    rows = []
+    say, rows = results.say, []
     with Session(chosen) as session:
         for line in [*environment_lines(session.environment), "#", *bench.header_lines()]:
             say(line)
@@ -224,15 +233,15 @@ def run(
                 rows.append(bench.Row(*key, measured))
                 say(bench.row_line(rows[-1]))
             clear_progress()
-    for line in bench.summary_lines(rows):
+    seen = telemetry_table.columns(row.measured for row in rows)
+    for line in [*bench.summary_lines(rows), *telemetry_table.lines(seen)]:
         say(line)
-    results = [row.to_dict(chosen.parameters) for row in rows]
-    if json is not None:
-        options.write_json({"environment": session.environment, "rows": results}, json)
+    found = [row.to_dict(chosen.parameters) for row in rows]
+    results.write({"environment": session.environment, "rows": found})
     if figure is not None:
         from analysis import exchanges
 
-        exchanges.draw(results, figure)
+        exchanges.draw(found, figure)
     if wrong := sum(row.measured.wrong for row in rows):
         raise CollectiveError(f"{wrong} elements are wrong")
 

@@ -53,6 +53,7 @@ def sim(
         lanes="int32", window=64
     ),
     json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Simulate one all-reduce by xdp-ring, and report how fast the simulation is: events per
@@ -66,8 +67,7 @@ def sim(
     result = simulation.measure(
         simulation.Options(fabric, collective, parse_size(size, "--size"), hardware, exact, train)
     )
-    if json:
-        options.print_json(result.to_dict())
-        return
+    results = options.Results(json, out)
     for line in simulation.text_lines(result):
-        typer.echo(line)
+        results.say(line)
+    results.write(result.to_dict())

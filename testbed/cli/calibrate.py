@@ -26,7 +26,7 @@ def calibrate(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="FILE", dir_okay=False, help="Where to write the costs, as JSON."
+            "--out", "-o", metavar="FILE", dir_okay=False, help="Where to write the costs, as JSON."
         ),
     ] = Path("calibration.json"),
     iterations: Annotated[
@@ -35,6 +35,7 @@ def calibrate(
             "-n", "--iters", parser=options.WHOLE, help="All-reduces per MTU, 1 to 1000000."
         ),
     ] = 20,
+    json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Measure what this machine's CPUs cost, and keep it in a file for simulations: a hop of the
@@ -54,6 +55,7 @@ def calibrate(
         raise SpecError(f"--out: {out}: must be a file in an existing folder")
     require_root()
     found = bench.calibrate(iterations, lambda what: typer.echo(f"# {what}", err=True))
-    options.write_json(found.model_dump(), out)
+    results = options.Results(json, out)
+    results.write(found.model_dump())
     for line in bench.text_lines(found):
-        typer.echo(line)
+        results.say(line)

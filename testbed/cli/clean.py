@@ -1,6 +1,7 @@
 """``testbed clean``: remove what killed controllers left behind."""
 
 import dataclasses
+from pathlib import Path
 
 import typer
 
@@ -19,21 +20,28 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=options.examples("sudo testbed clean", "sudo testbed clean --json"))(clean)
 
 
-def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
+def clean(
+    verbose: options.Verbose = 0,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+) -> None:
     """Remove what runs with killed controllers left behind, list it, and touch nothing else.
 
     State files in /run/testbed say what belongs to a run. Runs that are up stay up. Results stay,
-    too: where a run was writing into DIR or DIR.partial, its name is printed. The exit status is 1
-    if a state file cannot be read.
+    too: where a run was writing into DIR or DIR.partial, its name is printed, and its manifest says
+    from then on that the run was killed. The exit status is 1 if a state file cannot be read.
     """
     from testbed.fabric.clean import clean as remove
     from testbed.host.rights import require_root
+    from testbed.results import settle
 
     require_root()
     removed = remove()
-    if json:
-        options.print_json([dataclasses.asdict(left) for left in removed])
-    else:
+    for left in removed:
+        if left.results:
+            settle(Path(left.results))
+    options.Results(json, out).write([dataclasses.asdict(left) for left in removed])
+    if not json:
         for left in removed:
             for process in left.processes:
                 typer.echo(f"run {left.run_id}: killed {process}")

@@ -14,7 +14,11 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=options.examples("sudo testbed doctor", "testbed doctor --json"))(doctor)
 
 
-def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
+def doctor(
+    verbose: options.Verbose = 0,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+) -> None:
     """Try every capability that the testbed uses, and say how to fix what is missing.
 
     One line per capability: OK; WARN if something optional is missing; FAIL if the testbed cannot
@@ -31,11 +35,10 @@ def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
             remedy = f"; fix: {finding.remedy}" if finding.remedy else ""
             typer.echo(f"{level}  {finding.name:{width}}  {finding.detail}{remedy}")
     counts = {level: sum(finding.level == level for finding in found) for level in COLOURS}
-    if json:
-        options.print_json(
-            {"findings": [dataclasses.asdict(finding) for finding in found], "counts": counts}
-        )
-    else:
+    options.Results(json, out).write(
+        {"findings": [dataclasses.asdict(finding) for finding in found], "counts": counts}
+    )
+    if not json:
         typer.echo(f"{counts['OK']} OK, {counts['WARN']} WARN, {counts['FAIL']} FAIL")
     if counts["FAIL"]:
         raise typer.Exit(1)

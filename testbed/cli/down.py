@@ -25,6 +25,7 @@ def down(
     ] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
+    out: options.Out = None,
 ) -> None:
     """End a run: its controller removes hosts, links and switches, and everything that runs in
     them.
@@ -39,7 +40,6 @@ def down(
         found.end()
         if not json:
             typer.echo(f"run {found.run_id} is down")
-    if json:
-        options.print_json({"down": [found.run_id for found in ended]})
-    elif not ended:
+    options.Results(json, out).write({"down": [found.run_id for found in ended]})
+    if not json and not ended:
         typer.echo("no run is up")

@@ -9,14 +9,15 @@ A verb takes them as annotated parameters::
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from testbed.core.errors import SpecError, StorageError
+from testbed.core.logs import logger_of
 from testbed.core.numbers import Real, Whole
 from testbed.core.tables import checked
 from testbed.plan import FabricOptions
@@ -24,16 +25,17 @@ from testbed.plan import FabricOptions
 __all__ = [
     "REAL",
     "WHOLE",
-    "JsonFile",
     "JsonFlag",
+    "Out",
+    "Results",
     "Seed",
     "Verbose",
     "examples",
     "number",
-    "print_json",
     "set_verbosity",
     "with_hosts",
-    "write_json",
+    "writable",
+    "write_text",
 ]
 
 
@@ -60,7 +62,7 @@ def set_verbosity(count: int) -> int:
     wins.
     """
     level = {0: logging.WARNING, 1: logging.INFO}.get(count, logging.DEBUG)
-    logger = logging.getLogger("testbed")
+    logger = logger_of("testbed")
     if not logger.handlers:
         handler = logging.StreamHandler()  # stderr: stdout is for results
         handler.setFormatter(logging.Formatter("%(relativeCreated)6d ms %(name)s: %(message)s"))
@@ -88,29 +90,59 @@ Seed = Annotated[
         help="Seed of every random choice; the same seed repeats a run.",
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonFlag = Annotated[
+    bool,
+    typer.Option("--json", help="Print the results as JSON; other text goes to stderr."),
+]
 
 
-def _writable(path: Path | None) -> Path | None:
+def writable(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before anything is measured."""
-    if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
-        what = "is not writable" if path.parent.is_dir() else "does not exist"
+    if path is not None and not os.access(path.parent, os.W_OK):
+        known = "is no folder" if path.parent.exists() else "does not exist"
+        what = "is not writable" if path.parent.is_dir() else known
         raise typer.BadParameter(
-            f"{path}: the folder {path.parent} {what}; must be a file in an existing folder, or -"
+            f"{path}: the folder {path.parent} {what}; must be a file in an existing folder"
         )
     return path
 
 
-JsonFile = Annotated[
+Out = Annotated[
     Path | None,
     typer.Option(
-        "--json",
+        "--out",
+        "-o",
         metavar="FILE",
         dir_okay=False,
-        callback=_writable,
-        help="Write the result as JSON; - is stdout.",
+        callback=writable,
+        help="Write the results into a file, as JSON.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where a verb's results go: text to stdout; with ``--json`` JSON to stdout, and text to
+    stderr; with ``--out`` JSON also to a file.
+    """
+
+    json: bool
+    out: Path | None = None
+
+    def say(self, text: str) -> None:
+        """Print a line of text."""
+        typer.echo(text, err=self.json)
+
+    def write(self, value: Any) -> None:
+        """Print and write the results, keys in the order given, as far as that was asked for.
+
+        :raises StorageError: The file cannot be written, for example because the disk is full.
+        """
+        text = json.dumps(value, indent=2, allow_nan=False)
+        if self.json:
+            typer.echo(text)
+        if self.out is not None:
+            write_text(text + "\n", self.out, "--out")
 
 
 def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
@@ -134,21 +166,12 @@ def examples(*commands: str, after: str = "") -> str:
     return "\b\n" + "\n".join(line or " " for line in lines)
 
 
-def print_json(value: Any) -> None:
-    """Print a JSON value on stdout, indented, keys in the order given."""
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+def write_text(text: str, path: Path, flag: str) -> None:
+    """Write a file that an option names.
 
-
-def write_json(value: Any, path: Path) -> None:
-    """Write a JSON value to a file, or to stdout if the path is ``-``.
-
-    :raises StorageError: The file cannot be written, for example because the disk is full.
+    :raises StorageError: It cannot be written, for example because the disk is full.
     """
-    if str(path) == "-":
-        print_json(value)
-        sys.stdout.flush()
-        return
     try:
-        path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+        path.write_text(text)
     except OSError as error:
-        raise StorageError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{flag} {path}: cannot be written: {error.strerror}") from error

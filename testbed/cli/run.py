@@ -55,7 +55,7 @@ FaultSeed = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="DIR", help="Folder for the run.", show_default="runs/SCENARIO-TIME"
+        "--out", "-o", metavar="DIR", help="Folder for the run.", show_default="runs/SCENARIO-TIME"
     ),
 ]
 
@@ -148,7 +148,7 @@ def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
 
     run = load_run(folder)
     if json:
-        options.print_json(
+        options.Results(json).write(
             {
                 "out": str(folder),
                 "report": str(report),

@@ -52,7 +52,8 @@ def soak(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the summary as Markdown.")
     ] = False,
-    json: options.JsonFile = None,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Run random scenarios on real fabrics until the time is up, and stop at the first failure.
@@ -84,9 +85,9 @@ def soak(
         if terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         coverage.seconds = time.monotonic() - started
-        typer.echo(coverage.markdown(seed) if markdown else coverage.text(), err=str(json) == "-")
-        if json is not None:
-            options.write_json({"seed": seed, **coverage.to_dict()}, json)
+        results = options.Results(json, out)
+        results.say(coverage.markdown(seed) if markdown else coverage.text())
+        results.write({"seed": seed, **coverage.to_dict()})
 
     session = Soak(seed, started + 60 * minutes, only or (), keep)
     try:

@@ -19,7 +19,11 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
+def status(
+    verbose: options.Verbose = 0,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+) -> None:
     """List the runs on this machine: those that are up, those whose controller has died, and those
     that failed.
 
@@ -28,11 +32,11 @@ def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
     from testbed.fabric.runs import failures, runs
 
     found, failed = runs(), failures()
+    ended = [
+        {"run": failure.run_id, "state": "failed", "error": failure.error} for failure in failed
+    ]
+    options.Results(json, out).write([*map(as_dict, found), *ended])
     if json:
-        ended = [
-            {"run": failure.run_id, "state": "failed", "error": failure.error} for failure in failed
-        ]
-        options.print_json([*map(as_dict, found), *ended])
         return
     if found:
         rows = [HEADINGS, *map(cells, found)]
@@ -42,6 +46,11 @@ def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
                 "  ".join(
                     cell.ljust(width) for cell, width in zip(row, widths, strict=True)
                 ).rstrip()
+            )
+    for run in found:
+        if not run.alive and run.state.results:
+            typer.echo(
+                f"run {run.run_id} was killed; what it has written is in {run.state.results}"
             )
     for failure in failed:
         typer.echo(f"run {failure.run_id} failed: {failure.headline}")
@@ -63,6 +72,7 @@ def as_dict(run: "Run") -> dict[str, Any]:
         "queues": plan.queues,
         "age": round(run.age, 1),
         "controller": run.state.controller.pid,
+        "results": run.state.results,
         "addresses": {host.name: host.ip for host in plan.hosts},
     }
 

@@ -30,6 +30,7 @@ def up(
     ] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
+    out: options.Out = None,
 ) -> None:
     """Build hosts, links and switches and leave them up, held by a controller in the background.
 
@@ -40,8 +41,9 @@ def up(
     plan = fabric.plan()
 
     def announce(message: dict[str, Any]) -> None:
+        addresses = {host.name: host.ip for host in plan.hosts}
+        options.Results(json, out).write({**message, "hosts": addresses})
         if json:
-            options.print_json({**message, "hosts": {host.name: host.ip for host in plan.hosts}})
             return
         made = (
             f"{plan.topology}, {len(plan.switches)} switches ({plan.switch_kind}), mtu {plan.mtu}"

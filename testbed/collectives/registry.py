@@ -19,7 +19,7 @@ __all__ = ["BACKENDS", "check_names", "modules_of", "open_backend"]
 
 BACKENDS: Registry[Entry] = Registry(
     "backend",
-    "testbed.comm.entry:Entry",
+    "testbed.comm.backend:Backend",
     {
         "xdp-ring": Entry(
             "testbed.collectives.ring.xdp_ring:XdpRing",
@@ -44,7 +44,7 @@ BACKENDS: Registry[Entry] = Registry(
             splits=False,
         ),
     },
-    group="testbed.backends",
+    group="testbed.transports",
     adapt=entry_of,
 )
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Self
 
 from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
-from testbed.kernel import BpfObject, Link, Map, Program
+from testbed.datapath.chain import LINK, Chain, Member, Place
+from testbed.kernel import BpfObject, Map, Program
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
 __all__ = ["DOORBELL_FAR", "DOORBELL_NEAR", "LINK", "Dispatcher", "attach", "detach"]
 
-LINK = "eth0"
 DOORBELL_NEAR = "doorbell0"
 DOORBELL_FAR = "doorbell1"
 
@@ -30,16 +30,18 @@ class Dispatcher:
     worker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chain: Chain) -> None:
         self._object = BpfObject("dispatch")
         self._links: list[Closing] = []
-        self._link: Link | None = None  # that of the host's link, also among them
+        self._chain = chain
+        program = self._object.programs["dispatch_link"]
+        self._member = Member(program, self._object.maps["behind"], Place.OWN)
 
     @classmethod
     def of(cls, context: WorkerContext) -> Self:
         """The worker's own dispatcher, created and attached on first use."""
         if (found := context.find(cls)) is None:
-            found = context.keep(cls())
+            found = context.keep(cls(Chain.of(context)))
             context.resources.callback(found.close)
             found.attach()
         return found
@@ -47,16 +49,11 @@ class Dispatcher:
     def attach(self) -> None:
         """Attach to link and doorbell; does nothing if already attached."""
         if not self._links:
-            programs = {
-                LINK: "dispatch_link",
-                DOORBELL_FAR: "dispatch_doorbell",
-                DOORBELL_NEAR: "dispatch_execute",
-            }
+            self._chain.insert(self._member)
+            programs = {DOORBELL_FAR: "dispatch_doorbell", DOORBELL_NEAR: "dispatch_execute"}
             for device, program in programs.items():
                 attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
                 self._links.append(attached)
-                if device == LINK:
-                    self._link = attached
             self._links.append(
                 self._object.programs["dispatch_send"].attach_tc_ingress(
                     socket.if_nametoindex(DOORBELL_FAR)
@@ -67,7 +64,7 @@ class Dispatcher:
         """Detach, which leaves the devices to the network stack; groups stay, and work again once
         attached.
         """
-        self._link = None
+        self._chain.remove(self._member)
         while self._links:
             self._links.pop().close()
 
@@ -77,21 +74,19 @@ class Dispatcher:
         frame.
 
         :param program: The program; it must continue with a tail call.
-        :param behind: The map of its tail calls; its first entry becomes the dispatcher's program.
+        :param behind: The map of its tail calls; its first entry becomes what follows.
         :raises CollectiveError: No program of the testbed is attached to the link.
         """
-        if self._link is None:
+        if self._member not in self._chain:
             raise CollectiveError(
                 f"tap: {LINK} carries no program of the testbed: the datapath has to be xdp"
             )
-        own = self._object.programs["dispatch_link"]
-        behind.update(0, own.fd)
-        self._link.update(program)
+        member = Member(program, behind, Place.FIRST)
+        self._chain.insert(member)
         try:
             yield
         finally:
-            if self._link is not None:
-                self._link.update(own)
+            self._chain.remove(member)
 
     def add(
         self,

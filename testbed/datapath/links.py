@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from testbed.core.errors import FabricError, SpecError
+from testbed.core.logs import logger_of, timed
 from testbed.datapath import dispatcher, switch
 from testbed.worker import Workers
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from testbed.plan import Datapath
 
 __all__ = ["set_datapath"]
+
+logger = logger_of(__name__)
 
 
 def set_datapath(fabric: Fabric, kind: Datapath) -> None:
@@ -31,13 +35,14 @@ def set_datapath(fabric: Fabric, kind: Datapath) -> None:
     workers = Workers.of(fabric)
     if fabric.faults:
         raise FabricError("the datapath cannot be changed while faults are in force")
-    if kind == "xdp":
-        workers.call_all(dispatcher.attach, list(fabric.hosts))
-        workers.call_all(
-            switch.attach,
-            {name: {"flooding": fabric.flooding(name).number} for name in fabric.switches},
-        )
-    else:
-        workers.call_all(dispatcher.detach, list(fabric.hosts))
-        workers.call_all(switch.detach, list(fabric.switches))
-    fabric.set_links(kind)
+    with timed(logger, logging.INFO, "run %s: datapath %s", fabric.run_id, kind):
+        if kind == "xdp":
+            workers.call_all(dispatcher.attach, list(fabric.hosts))
+            workers.call_all(
+                switch.attach,
+                {name: {"flooding": fabric.flooding(name).number} for name in fabric.switches},
+            )
+        else:
+            workers.call_all(dispatcher.detach, list(fabric.hosts))
+            workers.call_all(switch.detach, list(fabric.switches))
+        fabric.set_links(kind)

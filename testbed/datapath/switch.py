@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from testbed.datapath import napi
+
 if TYPE_CHECKING:
     from testbed.kernel import BpfObject, Link
     from testbed.worker import WorkerContext
@@ -44,6 +46,7 @@ def attach(context: WorkerContext, flooding: int) -> None:
     if context.find(SwitchProgram):
         return
     forwards = context.fabric_plan.switch_kind == "xdp"
+    napi.suspend(context)
     with ExitStack() as stack:
         shared = Map.open(flooding)
         try:
@@ -84,6 +87,7 @@ def detach(context: WorkerContext) -> None:
     """Detach the program; does nothing if it is not attached."""
     if attached := context.drop(SwitchProgram):
         attached.attachment.close()
+        napi.resume(context)
 
 
 def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:

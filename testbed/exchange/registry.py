@@ -35,7 +35,7 @@ def exchange_of(found: Any) -> ExchangeEntry:
 
 EXCHANGES: Registry[ExchangeEntry] = Registry(
     "exchange",
-    f"{__name__}:ExchangeEntry",
+    "testbed.exchange.interface:Exchange",
     {
         "pinch": ExchangeEntry(
             "testbed.exchange.pinch.exchange:Pinch",

@@ -1,7 +1,9 @@
 """A fabric: the hosts, links and switches of a plan, built with Mininet, and their removal."""
 
 import ipaddress
+import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from typing import Any, NoReturn
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, SpecError
+from testbed.core.logs import logger_of, timed
 from testbed.fabric.namespace import FEATURES
 from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
@@ -34,6 +37,8 @@ with warnings.catch_warnings():
 __all__ = ["Fabric"]
 
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
+
+logger = logger_of(__name__)
 
 
 class Fabric(Stacked):
@@ -72,6 +77,7 @@ class Fabric(Stacked):
         self._datapath: Datapath = "sockets"
         self._sockets_mtu: int | None = None
         self._faults = False
+        self._programs = 0
         self._flooding: dict[str, Map] = {}
         self._flooding_lock = threading.Lock()  # the timeline's thread calls it, too
 
@@ -95,7 +101,10 @@ class Fabric(Stacked):
             stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
         self._write_hosts_file()
         stack.callback(self._terminate)
-        self._build()
+        plan = self.plan
+        what = (self.run_id, len(plan.hosts), plan.topology, len(plan.switches), plan.switch_kind)
+        with timed(logger, logging.INFO, "run %s: %d hosts up, %s, %d switches of kind %s", *what):
+            self._build()
 
     @property
     def nodes(self) -> Mapping[str, NamespaceNode]:
@@ -128,11 +137,12 @@ class Fabric(Stacked):
             return
         for host in self.plan.hosts:
             network = ipaddress.ip_interface(f"{host.ip}/16").network
-            route = f"ip route change {network} dev {host.ifname} scope link src {host.ip}"
-            command = [*route.split(), "proto", "kernel", *(["mtu", str(mtu)] if mtu else [])]
+            route = [str(network), "dev", host.ifname, "scope", "link", "src", host.ip]
+            size = ["mtu", str(mtu)] if mtu else []
+            command = ["ip", "route", "change", *route, "proto", "kernel", *size]
             done = self.run(host.name, command)
             if done.returncode:
-                raise FabricError(f"{host.name}: {' '.join(command)}: {done.stderr.strip()}")
+                raise FabricError(f"{host.name}: {shlex.join(command)}: {done.stderr.strip()}")
         self._sockets_mtu = mtu
 
     def set_faults(self, active: bool) -> None:
@@ -145,6 +155,14 @@ class Fabric(Stacked):
         """
         self._faults = active
         self._set_offloads(self._datapath)
+
+    def count_programs(self, change: int) -> None:
+        """Count users' native XDP programs: while there are any, hosts compute checksums in
+        software, since CHECKSUM_PARTIAL does not survive XDP_TX or a redirect.
+        """
+        before, self._programs = self._programs, self._programs + change
+        if bool(before) != bool(self._programs):
+            self._set_offloads(self._datapath)
 
     @property
     def faults(self) -> bool:
@@ -189,6 +207,7 @@ class Fabric(Stacked):
         :raises FabricError: It did not enter them in time.
         """
         process = subprocess.Popen(*self._inside(node, command, options), **options)
+        logger.debug("%s: started %s as process %d", node, shlex.join(command), process.pid)
         self.track(track, process.pid)
         deadline = time.monotonic() + START_TIMEOUT
         while (
@@ -210,7 +229,8 @@ class Fabric(Stacked):
         text output.
         """
         options = {"capture_output": True, "text": True, **options}
-        return subprocess.run(*self._inside(node, command, options), **options)
+        with timed(logger, logging.DEBUG, "%s: %s", node, shlex.join(command)):
+            return subprocess.run(*self._inside(node, command, options), **options)
 
     def track(self, name: str, pid: int) -> None:
         """List a process in the state file, so that it is killed with the fabric."""
@@ -255,6 +275,8 @@ class Fabric(Stacked):
         every = dict.fromkeys(FEATURES, self.plan.offload)
         of_host = {**every, "tx": False, "gro": True} if kind == "xdp" else every
         of_port = {**every, "gro": True} if kind == "xdp" else every
+        if self._programs:
+            of_host = {**of_host, "tx": False, "tso": False}
         if self._faults:
             of_host = {**of_host, "tx": False, "tso": False, "gso": False}
             if not (
@@ -273,6 +295,7 @@ class Fabric(Stacked):
 
     def _terminate(self) -> None:
         """Kill the processes that run in the namespaces, then those that hold them."""
+        started = time.monotonic()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:  # another Ctrl-C must not stop the clean-up, which is short
                 signal.signal(number, signal.SIG_IGN)
@@ -287,6 +310,8 @@ class Fabric(Stacked):
                 stack.callback(node.terminate)
             holders = {node.pid for node in self.nodes.values()}
             kill(entry for entry in self.state.read().processes if entry.pid not in holders)
+        seconds = time.monotonic() - started
+        logger.info("run %s: down: %.1f ms", self.run_id, seconds * 1e3)
 
     def _turn_signals_into_exceptions(self, stack: ExitStack) -> None:
         if threading.current_thread() is not threading.main_thread():

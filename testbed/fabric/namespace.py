@@ -16,10 +16,13 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of
 
 __all__ = ["FEATURES", "NetworkNamespace"]
 
 T = TypeVar("T")
+
+logger = logger_of(__name__)
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
@@ -87,6 +90,8 @@ class NetworkNamespace(Stacked):
             for feature in fnmatch.filter(listed.keys(), FEATURES[name]):
                 if listed.is_available(feature):
                     listed[feature] = value
+        words = " ".join(f"{name} {'on' if on else 'off'}" for name, on in features.items())
+        logger.debug("%s: ethtool -K %s %s", self._path, ifname, words)
         try:
             self._ethtool.set_features(listed)
         except (OSError, NotSupportedError) as error:

@@ -13,13 +13,17 @@ import signal
 import subprocess
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyroute2.netlink.rtnl import ndmsg
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 
 from testbed.core.errors import FabricError
+from testbed.core.logs import logger_of
+from testbed.core.registry import load
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.fabric.state import HOLDER_NAME
 from testbed.host.processes import RUN_VARIABLE
@@ -46,6 +50,8 @@ __all__ = [
     "change_table",
 ]
 
+logger = logger_of(__name__)
+
 #: A host's doorbell: frames are sent into the first device, and XDP receives them at the second.
 DOORBELL = ("doorbell0", "doorbell1")
 
@@ -60,7 +66,9 @@ BRIDGE_PORT = {"learning": 0, "unicast_flood": 0, "mcast_flood": 0, "bcast_flood
 FLOODING_PORT = {"unicast_flood": 1, "mcast_flood": 1, "bcast_flood": 1}
 
 # exec, so that `cat` keeps the process id of the namespaces' holder.
-HOLDER = ["mnexec", "-n", "sh", "-c", 'mount --bind "$1" /etc/hosts && exec cat', "holder"]
+# mnexec mounts a /sys of the node's own, and so its bpffs is its own: pins in it go with it.
+_SETUP = 'mount --bind "$1" /etc/hosts && mount -t bpf bpf /sys/fs/bpf && exec cat'
+HOLDER = ["mnexec", "-n", "sh", "-c", _SETUP, "holder"]
 
 
 def carries_frames(link: Any) -> bool:
@@ -127,6 +135,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         self.shell: subprocess.Popen[bytes] | None = holder
         self.pid = holder.pid
         self.fabric.track(HOLDER_NAME.format(self.name), self.pid)
+        logger.debug("%s: network and mount namespace, held by process %d", self.name, self.pid)
         with contextlib.suppress(BrokenPipeError):
             assert holder.stdin
             holder.stdin.write(b"\n")
@@ -211,6 +220,36 @@ class Host(NamespaceNode):
     """A host: ``eth0`` with an address and all neighbours, and a doorbell."""
 
     plan: HostPlan
+
+    def attach(
+        self,
+        file: str | Path,
+        hook: str = "xdp",
+        section: str | None = None,
+        order: str = "first",
+        rodata: Mapping[str, Any] | None = None,
+        maps: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compile a BPF program and attach it to the host's link, until what is returned is closed.
+
+        The fabric needs workers, which own programs.
+
+        :param file: C source; a relative path is one from the current folder.
+        :param hook: ``xdp`` (native), ``xdp-generic``, ``tc-ingress`` or ``tc-egress``.
+        :param section: Section or function of the program, if the file has several for the hook.
+        :param order: ``first``: before all that is attached there, the testbed's programs among it;
+            ``last``: after it, on what that passes.
+        :param rodata: Values of its constants and other initialized variables, by name.
+        :param maps: Numbers of entries of its maps, or maps of another program to use instead.
+        :returns: A `testbed.datapath.programs.Attached`.
+        :raises SpecError: There is no such file, hook or program in it.
+        :raises KernelError: clang or the kernel refused it; the text has their message, or who
+            holds the device.
+        """
+        # By name, as the programs are owned by workers, which are of a layer above.
+        return load("testbed.datapath.programs:of_host")(
+            self, file, hook, section, order, rodata, maps
+        )
 
     def configDefault(self, **_: Any) -> None:
         """Set the address and neighbours, make the doorbell, bring all of them up."""

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from testbed.core.errors import FabricError, SpecError, TestbedError
 from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
-from testbed.host.processes import RUN_VARIABLE
+from testbed.host.processes import RUN_VARIABLE, ProcessEntry
 from testbed.host.rights import require_root
 from testbed.plan import FabricPlan
 
@@ -79,6 +79,21 @@ class Run:
         started = self.state.controller.start / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
+    @property
+    def nodes(self) -> dict[str, ProcessEntry]:
+        """The processes that hold the namespaces of hosts and switches, by node, as far as they
+        are alive.
+        """
+        plan = self.plan
+        names = [host.name for host in plan.hosts] + [switch.name for switch in plan.switches]
+        alive = {entry.name: entry for entry in self.state.processes if entry.alive}
+        holders = {name: alive.get(HOLDER_NAME.format(name)) for name in names}
+        return {name: holder for name, holder in holders.items() if holder}
+
+    def track(self, name: str, pid: int) -> None:
+        """List a process in the state file, so that it is killed with the run."""
+        self.file.add_process(name, pid)
+
     def execute(self, node: str, command: Sequence[str]) -> NoReturn:
         """Become ``command`` inside a host's or switch's namespaces; the run kills it when it ends.
 
@@ -96,11 +111,10 @@ class Run:
         # Nodes share the machine's files, so a program that is not found here is not found there.
         if shutil.which(command[0]) is None:
             raise ProgramNotFound(f"{command[0]}: is not a program on PATH or an executable file")
-        for entry in self.state.processes:
-            if entry.name == HOLDER_NAME.format(node) and entry.alive:
-                self.file.add_process(f"exec in {node}", os.getpid())
-                os.environ[RUN_VARIABLE] = self.run_id
-                os.execvp("mnexec", ["mnexec", "-a", str(entry.pid), *command])
+        if holder := self.nodes.get(node):
+            self.track(f"exec in {node}", os.getpid())
+            os.environ[RUN_VARIABLE] = self.run_id
+            os.execvp("mnexec", ["mnexec", "-a", str(holder.pid), *command])
         raise FabricError(f"{node} of run {self.run_id!r} is not up")
 
     def end(self, timeout: float = 30.0) -> None:
@@ -154,10 +168,11 @@ def runs(root: Path = ROOT) -> list[Run]:
     return found
 
 
-def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
+def find_run(run_id: str | None = None, root: Path = ROOT, *, kept: bool = True) -> Run:
     """One run.
 
-    :param run_id: Its id, which may be left out if only one kept run is up (:attr:`State.kept`).
+    :param run_id: Its id, which may be left out if only one is up.
+    :param kept: Of runs that are not named, only a kept one counts (:attr:`State.kept`).
     :raises SpecError: There is no run with this id.
     :raises FabricError: There is none, or there are several, or not root.
     """
@@ -172,7 +187,7 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
             )
         return Run(file, file.read())
     every = runs(root)
-    found = [run for run in every if run.alive and run.state.kept]
+    found = [run for run in every if run.alive and (run.state.kept or not kept)]
     if not found:
         dead = ", ".join(repr(run.run_id) for run in every if not run.alive)
         hint = (

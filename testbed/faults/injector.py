@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, FaultError, TestbedError
+from testbed.core.logs import logger_of
 from testbed.faults import attach
 from testbed.faults.attach import LINK, Counts, Hook
 from testbed.faults.delay_counters import DelayCounters
@@ -22,6 +23,7 @@ from testbed.faults.log import read_log
 from testbed.faults.replay import check_replay
 from testbed.faults.rule_table import compile_rules
 from testbed.faults.rules import PacketRule
+from testbed.faults.spec import format_fault
 from testbed.plan import MAX_HOSTS
 from testbed.worker import Workers
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Injector"]
 
+logger = logger_of(__name__)
+
+_NAMED: Final = 4  # links in an error
 _GRACE: Final = 10.0  # seconds for a switch's worker to answer
 
 
@@ -86,6 +91,9 @@ class Injector(Stacked):
         stack.callback(fabric.set_faults, False)
         fabric.set_faults(True)
         stack.push(self._detach)
+        logger.info(
+            "%d fault rules in force, at the %s of switch ports", len(self.table.rules), hook
+        )
         workers.call_all(attach.attach, calls)
         self._attached = True
 
@@ -118,6 +126,29 @@ class Injector(Stacked):
         """
         fired = np.sum([counts.fired for counts in self._counts()], axis=0)
         return {(rule, a, b): int(fired[rule, a, b]) for rule, a, b in np.argwhere(fired).tolist()}
+
+    def met(self, most: int = 32 * 31) -> list[str]:
+        """A line for each rule, with the frames that met it by link, the most first.
+
+        :param most: How many links a line names.
+        """
+        names = [host.name for host in self._fabric.plan.hosts]
+        links: dict[int, list[tuple[int, str]]] = {}
+        for (rule, a, b), count in self.counters().items():
+            links.setdefault(rule, []).append((count, f"{names[a]}->{names[b]} {count}"))
+        lines = []
+        for number, source in enumerate(self.table.sources):
+            found = sorted(links.get(number, []), key=lambda entry: -entry[0])
+            words = [text for _, text in found[:most]]
+            words += [f"{len(found) - most} more links"] if len(found) > most else []
+            lines.append(f"{format_fault(source)}: {', '.join(words) or 'no frame'}")
+        return lines
+
+    def explain(self, error: TestbedError) -> None:
+        """Add to an error which faults were in force, and on which links they took frames."""
+        with suppress(TestbedError):  # the error may be that workers have died
+            if lines := self.met(_NAMED):
+                error.also(f"faults were in force, with frames by link: {'; '.join(lines)}")
 
     def links(self) -> NDArray[Any]:
         """Counters of all links: shape (32, 32) by sender and receiver, of

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from testbed.core.closing import Stacked
+from testbed.core.logs import logger_of
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow, check_events
 from testbed.faults.flood import flooded
@@ -20,6 +21,9 @@ from testbed.host.signals import signals_later
 from testbed.worker import Workers
 
 __all__ = ["Occurrence", "Timeline"]
+
+
+logger = logger_of(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Timeline(Stacked):
             place = len(self._log)
             in_force.callback(lambda: self._end(place, event))
             self._apply(event, in_force)
+            logger.info("%s begins", event)
             self._log.append(Occurrence(number, event, time.monotonic()))
 
         return begin
@@ -140,6 +145,7 @@ class Timeline(Stacked):
     def _end(self, place: int, event: Event) -> None:
         if place < len(self._log) and not isinstance(event, Kill):
             known = self._log[place]
+            logger.info("%s ends", event)
             self._log[place] = Occurrence(known.number, event, known.begun, time.monotonic())
 
     def _apply(self, event: Event, in_force: ExitStack) -> None:

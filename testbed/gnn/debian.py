@@ -12,7 +12,6 @@ line, which is all that the lists contain of it.
 
 import glob
 import hashlib
-import logging
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -27,6 +26,7 @@ from pydantic import Field
 
 from testbed.core.errors import SpecError
 from testbed.core.files import check_regular
+from testbed.core.logs import logger_of
 from testbed.core.numbers import cut
 from testbed.gnn.datasets import PATH, SplitDataset
 from testbed.gnn.features import hash_features
@@ -37,7 +37,7 @@ __all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
 
 APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT uses
 RELATIONS = ("pre-depends", "depends", "recommends", "suggests")
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 
 class DebianSpec(SplitDataset):

@@ -23,6 +23,7 @@ class ModelKind:
     :param matrices: Weight matrices per layer, in addition to a bias.
     :param drops_features: Whether there is also dropout before the first layer.
     :param decays_first: Whether ``weight_decay`` applies only to the first layer.
+    :param summary: One line for `testbed list`.
     """
 
     layer: str
@@ -30,18 +31,28 @@ class ModelKind:
     matrices: int = 2
     drops_features: bool = False
     decays_first: bool = False
+    summary: str = ""
 
 
 MODELS: Registry[ModelKind] = Registry(
     "model",
     f"{__name__}:ModelKind",
     {
-        "sage": ModelKind("testbed.gnn.full.model:Sage", "testbed.gnn.model:Sage"),
+        "sage": ModelKind(
+            "testbed.gnn.full.model:Sage",
+            "testbed.gnn.model:Sage",
+            summary="GraphSAGE with mean aggregation (Hamilton et al., NIPS 2017)",
+        ),
         "gcn": ModelKind(
-            "testbed.gnn.full.model:Gcn", matrices=1, drops_features=True, decays_first=True
+            "testbed.gnn.full.model:Gcn",
+            matrices=1,
+            drops_features=True,
+            decays_first=True,
+            summary="graph convolutional network (Kipf and Welling, ICLR 2017); whole graphs only",
         ),
     },
     group="testbed.models",
+    instances=True,
 )
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "drawn",
     "exchanged",
     "full_graph",
+    "gradients",
     "hashed",
     "read",
     "tensor_copies",
@@ -162,6 +163,19 @@ def data_parallel(
         "all-reduce": hosts * PARAMETER * model.parameters,
         "minibatches": hosts * minibatch,
         "evaluation": FLOAT * (graph.vertices * (graph.features + 2 * widest) + gathered * widest),
+    }
+
+
+def gradients(parameters: int, largest: int, hosts: int, workers: int) -> dict[str, int]:
+    """Estimate the memory for summing a gradient in buckets, on all ranks.
+
+    :param largest: Elements of the largest bucket.
+    :param workers: Processes of the ranks; mpi has separate ones.
+    """
+    return {
+        "workers": PROCESSES + workers * WORKER,
+        "gradients and weights": 2 * FLOAT * workers * parameters,
+        "all-reduce": hosts * PARAMETER * largest,
     }
 
 

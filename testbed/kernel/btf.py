@@ -18,14 +18,13 @@ from typing import Any, Final, Self
 import numpy as np
 
 from testbed.core.errors import KernelError
+from testbed.kernel.elf import Elf
 
 __all__ = ["Btf"]
 
 _MAGIC: Final = 0xEB9F
 _HEADER: Final = struct.Struct("<HBBIIIII")  # struct btf_header
 _TYPE: Final = struct.Struct("<III")  # struct btf_type: name, info, size or type
-_ELF_HEADER: Final = struct.Struct("<16s2HI3QI6H")
-_ELF_SECTION: Final = struct.Struct("<2I4Q2I2Q")
 
 # BTF_KIND_*, of include/uapi/linux/btf.h.
 _INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF, _VOLATILE, _CONST, _RESTRICT = range(
@@ -90,11 +89,10 @@ class Btf:
 
         :raises KernelError: It is not such a file, or has no BTF.
         """
-        data = path.read_bytes()
-        if data[:6] != b"\x7fELF\x02\x01":
-            raise KernelError(f"{path.name} is not a 64-bit little-endian ELF object")
         try:
-            return cls(_section(data, b".BTF"), path.name)
+            return cls(Elf(path.read_bytes()).section(".BTF"), path.name)
+        except ValueError as error:
+            raise KernelError(f"{path.name} is {error}") from None
         except KeyError:
             raise KernelError(
                 f"{path.name} has no section .BTF: it was compiled without -g"
@@ -167,6 +165,30 @@ class Btf:
             if inner is not None:
                 return inner[0], place + inner[1]
         return None
+
+    def variable(self, name: str) -> np.dtype[Any]:
+        """The layout of a global variable.
+
+        :raises KernelError: The object has no such variable, or one that numpy cannot describe.
+        """
+        return self._dtype(self._types[self._variable(name)].size)
+
+    def map_types(self, name: str) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
+        """The layouts of a map's keys and values, where its definition says them (``__type``).
+
+        :raises KernelError: The object has no such map.
+        """
+        number = self._types[self._variable(name)].size
+        pair = self._member(number, "key"), self._member(number, "value")
+        if pair[0] is None or pair[1] is None:
+            return None
+        key, value = (self._types[found[0]].size for found in pair if found)  # behind a pointer
+        return self._dtype(key), self._dtype(value)
+
+    def _variable(self, name: str) -> int:
+        if (_VAR, name) not in self._numbers:
+            raise KernelError(f"{self._name}: BTF has no variable {name!r}")
+        return self._numbers[_VAR, name]
 
     def names(self, kind: str) -> list[str]:
         """Names of all types of a kind, ``struct`` or ``enum``, in the object's order."""
@@ -289,19 +311,3 @@ class Btf:
                     f"{self._name}: struct {found.name} has a member without a name: shared structs"
                     " have none but unions"
                 )
-
-
-def _section(data: bytes, wanted: bytes) -> bytes:
-    """The bytes of an ELF file's section.
-
-    :raises KeyError: It has no section with that name.
-    """
-    fields = _ELF_HEADER.unpack_from(data)
-    table, size, count, names = fields[6], fields[11], fields[12], fields[13]
-    sections = [_ELF_SECTION.unpack_from(data, table + size * index) for index in range(count)]
-    strings = sections[names][4]
-    for section in sections:
-        at = strings + section[0]
-        if data[at : data.index(b"\0", at)] == wanted:
-            return data[section[4] : section[4] + section[5]]
-    raise KeyError(wanted)

@@ -1,7 +1,9 @@
 """Compile ``bpf/<name>.bpf.c`` with clang, cached by everything that determines the result."""
 
 import hashlib
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -9,9 +11,12 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
-__all__ = ["BPF", "BUILD", "compile_all", "compile_bpf", "sources"]
+__all__ = ["BPF", "BUILD", "compile_all", "compile_bpf", "compile_file", "sources"]
+
+logger = logger_of(__name__)
 
 BPF = ROOT / "bpf"
 BUILD = build_folder()
@@ -31,6 +36,26 @@ FLAGS = (
     "-Wno-unused-parameter",
 )
 
+# The program is inlined, because a program cannot call one of another section. If it makes a tail
+# call, it leaves the chain.
+_CHAINED = """
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} testbed_behind SEC(".maps");
+SEC("xdp.frags") __attribute__((flatten)) int testbed_chained(struct xdp_md *ctx)
+{
+	int verdict = ENTRY(ctx);
+	if (verdict == XDP_PASS)
+		bpf_tail_call(ctx, &testbed_behind, 0);
+	return verdict;
+}
+"""
+
 
 def sources() -> list[str]:
     """Names of all programs in ``bpf/``, sorted."""
@@ -48,18 +73,53 @@ def compile_bpf(name: str) -> Path:
     source = BPF / f"{name}.bpf.c"
     if not source.exists():
         raise KernelError(f"no BPF program {name!r}: bpf/ has {', '.join(sources())}")
-    clang = shutil.which("clang")
-    if clang is None:
-        raise KernelError("clang is not installed: run `make setup`")
-    # The multiarch folder has asm/types.h; for the bpf target, clang does not search it.
-    includes = (
-        f"-I{BPF}",
-        f"-I{BPF / 'include'}",
-        f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}",
-    )
+    clang = _clang()
     target = BUILD / "bpf" / _digest(source, (clang, *FLAGS)) / f"{name}.bpf.o"
-    if target.exists():
-        return target
+    if not target.exists():
+        _run([clang, *FLAGS, *_includes(), "-c", str(source)], target, f"bpf/{name}.bpf.c")
+    return target
+
+
+def compile_file(source: Path, entry: str | None = None) -> Path:
+    """Compile a user's program, or find it in the cache, which is keyed by the text that the
+    compiler sees: the file's and that of all that it includes.
+
+    :param entry: Name of an XDP program in it that is to be a link of a chain
+        (`testbed.datapath.chain`): ``testbed_chained`` does what it does, and hands on what it
+        passes.
+    :raises KernelError: There is no such file, or the compiler's message.
+    """
+    source = Path(os.path.abspath(source))
+    if not source.is_file():
+        raise KernelError(f"{source}: there is no such file")
+    # Warnings are no errors: they are the author's business, and each version of clang has others.
+    flags = [flag for flag in FLAGS if flag != "-Werror"]
+    command = [_clang(), *flags, *_includes(), "-x", "c", "-include", str(source), "-"]
+    text = _CHAINED.replace("ENTRY", entry) if entry else ""
+    seen = subprocess.run([*command, "-E"], input=text, capture_output=True, text=True, check=False)
+    if seen.returncode:
+        raise KernelError(f"clang refused {source}:\n{seen.stderr.strip()}")
+    key = hashlib.sha256("\0".join([*command, seen.stdout]).encode()).hexdigest()[:16]
+    target = BUILD / "bpf" / key / f"{source.name.partition('.')[0]}.bpf.o"
+    if not target.exists():
+        _run([*command, "-c"], target, str(source), text)
+    return target
+
+
+def _clang() -> str:
+    if (clang := shutil.which("clang")) is None:
+        raise KernelError("clang is not installed: run `make setup`")
+    return clang
+
+
+def _includes() -> tuple[str, ...]:
+    # The multiarch folder has asm/types.h; for the bpf target, clang does not search it.
+    multiarch = f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"
+    return (f"-I{BPF}", f"-I{BPF / 'include'}", multiarch)
+
+
+def _run(command: list[str], target: Path, what: str, text: str = "") -> None:
+    """Run the compiler; the object is there whole, or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may compile the same program at once: each writes its own file, the last
@@ -70,18 +130,15 @@ def compile_bpf(name: str) -> Path:
             f"no folder to compile to: {error}: set TESTBED_BUILD to a writable folder"
         ) from error
     os.close(descriptor)
-    result = subprocess.run(
-        [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*command, "-o", scratch]
+    logger.debug("%s", shlex.join(command))
+    with timed(logger, logging.INFO, "compiled %s", what):
+        result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if result.returncode:
         Path(scratch).unlink(missing_ok=True)
-        raise KernelError(f"clang refused bpf/{name}.bpf.c:\n{result.stderr.strip()}")
+        raise KernelError(f"clang refused {what}:\n{result.stderr.strip()}")
     os.chmod(scratch, 0o644)
     os.replace(scratch, target)
-    return target
 
 
 def compile_all() -> list[Path]:

@@ -132,6 +132,8 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map__initial_value": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "bpf_map__reuse_fd": (c_int, [c_void_p, c_int]),
     "bpf_program__name": (c_char_p, [c_void_p]),
+    "bpf_program__section_name": (c_char_p, [c_void_p]),
+    "bpf_program__type": (c_int, [c_void_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
     "bpf_map_create": (
         c_int,

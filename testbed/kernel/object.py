@@ -3,32 +3,74 @@ maps and programs by name.
 """
 
 import ctypes
+import logging
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, SupportsBytes
 
 import numpy as np
 
 from testbed.core.closing import Closing
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of, timed
 from testbed.kernel.btf import Btf
 from testbed.kernel.compile import compile_bpf
+from testbed.kernel.elf import Elf, Symbol
 from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf
 from testbed.kernel.maps import Map
 from testbed.kernel.program import Program
 
-__all__ = ["BpfObject"]
+__all__ = ["BpfObject", "programs_of", "variables"]
+
+logger = logger_of(__name__)
 
 _LOG_SIZE = 1 << 24  # the verifier's log of a rejected program with long loops
 
 
-class BpfObject(Closing):
-    """``bpf/<name>.bpf.c``, loaded.
+def programs_of(path: Path) -> dict[str, str]:
+    """The section of each program of a compiled object, by its function's name; nothing is loaded.
 
-    :param name: The program's file name without ``.bpf.c``.
+    :raises KernelError: libbpf cannot read the object, or does not know a section.
+    """
+    lib = libbpf()
+    options = ObjectOpenOpts(sz=ctypes.sizeof(ObjectOpenOpts))
+    handle = lib.bpf_object__open_file(str(path).encode(), ctypes.byref(options))
+    if not handle:
+        raise KernelError(f"libbpf cannot open {path.name}: errno {ctypes.get_errno()}")
+    try:
+        found: dict[str, str] = {}
+        program: int | None = None
+        while program := lib.bpf_object__next_program(handle, program):
+            section = lib.bpf_program__section_name(program).decode()
+            name = lib.bpf_program__name(program).decode()
+            if not lib.bpf_program__type(program):  # it could not be loaded, with EINVAL only
+                raise KernelError(
+                    f"{path.name}: {name}: libbpf knows no section {section!r}; several programs"
+                    " may share a section, such as tc"
+                )
+            found[name] = section
+        return found
+    finally:
+        lib.bpf_object__close(handle)
+
+
+def variables(path: Path) -> list[Symbol]:
+    """The global variables of a compiled object, constants included."""
+    prefixes = (".bss", ".data", ".rodata")
+    return [
+        each for each in Elf(path.read_bytes()).variables() if each.section.startswith(prefixes)
+    ]
+
+
+class BpfObject(Closing):
+    """``bpf/<name>.bpf.c``, loaded; or another compiled object.
+
+    :param name: The program's file name without ``.bpf.c``; or the path of an object.
     :param rodata: The object's ``const volatile`` constants in the order of the C source, for
         example as one `Struct`. The verifier knows their values, so loops over them are bounded and
         dead branches are removed.
+    :param constants: Values of constants and other initialized variables, by name.
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
     :param reuse: Maps of other objects to use instead of new ones, by name.
@@ -37,16 +79,17 @@ class BpfObject(Closing):
 
     def __init__(
         self,
-        name: str,
+        name: str | Path,
         rodata: SupportsBytes | None = None,
         max_entries: Mapping[str, int] | None = None,
         value_sizes: Mapping[str, int] | None = None,
         reuse: Mapping[str, Map] | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
+        self._path = path = name if isinstance(name, Path) else compile_bpf(name)
+        self.name = name = path.name.removesuffix(".bpf.o")
         self._handle: int | None = None
         lib = libbpf()
-        self._path = path = compile_bpf(name)
         log = ctypes.create_string_buffer(_LOG_SIZE)
         options = ObjectOpenOpts(
             sz=ctypes.sizeof(ObjectOpenOpts),
@@ -68,7 +111,10 @@ class BpfObject(Closing):
                 )
             if rodata is not None:
                 self._constants(maps, bytes(rodata))
-            check(lib.bpf_object__load(self._handle), f"load {name}", log)
+            for key, value in (constants or {}).items():
+                self._initialize(maps, key, value)
+            with timed(logger, logging.DEBUG, "loaded %s", path):
+                check(lib.bpf_object__load(self._handle), f"load {name}", log)
             self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
             programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
             self.programs = {
@@ -131,6 +177,24 @@ class BpfObject(Closing):
         if not memory or size.value < len(data):
             raise KernelError(f"{self.name} has {size.value} bytes of constants, not {len(data)}")
         ctypes.memmove(memory, data, len(data))
+
+    def _initialize(self, maps: Mapping[str, int], key: str, value: Any) -> None:
+        found = next((each for each in variables(self._path) if each.name == key), None)
+        if found is None:
+            known = ", ".join(each.name for each in variables(self._path)) or "none"
+            raise KernelError(f"{self.name} has no variable {key!r}: it has {known}")
+        try:
+            data = np.asarray(value, self.btf.variable(key)).tobytes()
+        except (TypeError, ValueError, OverflowError) as error:
+            raise KernelError(f"{self.name}: variable {key} = {value!r}: {error}") from None
+        size = ctypes.c_size_t()
+        section = self._find(maps, found.section)
+        memory = libbpf().bpf_map__initial_value(section, ctypes.byref(size))
+        if not memory or len(data) != found.size or found.offset + found.size > size.value:
+            raise KernelError(
+                f"{self.name}: variable {key} has {found.size} bytes, not {len(data)}"
+            )
+        ctypes.memmove(memory + found.offset, data, len(data))
 
     @staticmethod
     def _map(key: str, handle: int) -> Map:

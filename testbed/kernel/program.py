@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from testbed.core.closing import Closing
+from testbed.core.logs import logger_of
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
 from testbed.kernel.tc import TcFilter
 
@@ -20,10 +21,13 @@ __all__ = [
     "TestRun",
 ]
 
+logger = logger_of(__name__)
+
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 
-_ATTACH_XDP, _ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
-_XDP_FLAGS_DRV_MODE = 1 << 2  # linux/if_link.h: native mode only
+_ATTACH_XDP, _ATTACH_TCX_INGRESS, _ATTACH_TCX_EGRESS = 37, 46, 47  # enum bpf_attach_type
+_XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2  # linux/if_link.h: generic, native only
+_BPF_F_BEFORE = 1 << 3  # linux/bpf.h: before all others on the device
 _HEADROOM = 4096  # a test run's packet may grow by at most a page
 
 
@@ -48,14 +52,17 @@ class Link(Closing):
     or its process exits.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, what: str) -> None:
         self.fd = fd
+        self._what = what
+        logger.debug("attached %s", what)
 
     def close(self) -> None:
         """Detach; calling it twice is not an error."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            logger.debug("detached %s", self._what)
 
     def update(self, program: "Program") -> None:
         """Replace the program atomically, between one packet and the next.
@@ -103,17 +110,20 @@ class Program:
         )
         return TestRun(options.retval, out.raw[: options.data_size_out], options.duration)
 
-    def attach_xdp(self, ifindex: int) -> Link:
-        """Attach to a device of this network namespace, in native mode.
+    def attach_xdp(self, ifindex: int, generic: bool = False) -> Link:
+        """Attach to a device of this network namespace.
 
+        :param generic: In the stack, on socket buffers, instead of natively in the driver.
         :raises KernelError: no native XDP on the device, another program is there, or no such
             device.
         """
-        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=_XDP_FLAGS_DRV_MODE)
-        fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
-        return Link(
-            check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)")
+        flags, mode = (
+            (_XDP_FLAGS_SKB_MODE, "generic") if generic else (_XDP_FLAGS_DRV_MODE, "native")
         )
+        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=flags)
+        fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
+        where = f"{self.name} to the device with index {ifindex} ({mode} XDP)"
+        return Link(check(fd, f"attach {where}"), where)
 
     def attach_tc_ingress(self, ifindex: int) -> Closing:
         """Attach to the ingress of a device in this network namespace, before a bridge or the
@@ -123,15 +133,30 @@ class Program:
 
         :raises KernelError: The kernel accepted neither.
         """
-        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts))
-        fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_TCX_INGRESS, ctypes.byref(options))
-        if fd == -errno.EINVAL:  # no such type of attachment
-            return TcFilter(self.fd, self.name, ifindex)
-        return Link(
-            check(fd, f"attach {self.name} to the device with index {ifindex} (tcx ingress)")
+        return self._attach_tc(ifindex, False, False)
+
+    def attach_tc(self, ifindex: int, egress: bool = False, first: bool = True) -> Closing:
+        """As :meth:`attach_tc_ingress`, also for the egress, beside other programs.
+
+        :param first: Before all programs that are there, instead of after them; without tcx, which
+            is first is the kernel's choice.
+        :raises KernelError: The kernel accepted neither.
+        """
+        return self._attach_tc(ifindex, egress, first)
+
+    def _attach_tc(self, ifindex: int, egress: bool, first: bool) -> Closing:
+        options = LinkCreateOpts(
+            sz=ctypes.sizeof(LinkCreateOpts), flags=_BPF_F_BEFORE if first else 0
         )
+        point, word = (_ATTACH_TCX_EGRESS, "egress") if egress else (_ATTACH_TCX_INGRESS, "ingress")
+        fd = libbpf().bpf_link_create(self.fd, ifindex, point, ctypes.byref(options))
+        if fd == -errno.EINVAL:  # no such type of attachment
+            return TcFilter(self.fd, self.name, ifindex, egress)
+        where = f"{self.name} to the device with index {ifindex} (tcx {word})"
+        return Link(check(fd, f"attach {where}"), where)
 
     def attach_raw_tracepoint(self, tracepoint: str) -> Link:
         """Attach to a raw tracepoint, such as ``sys_enter``."""
         fd = libbpf().bpf_raw_tracepoint_open(tracepoint.encode(), self.fd)
-        return Link(check(fd, f"attach {self.name} to raw tracepoint {tracepoint}"))
+        where = f"{self.name} to raw tracepoint {tracepoint}"
+        return Link(check(fd, f"attach {where}"), where)

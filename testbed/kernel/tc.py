@@ -14,20 +14,24 @@ _INGRESS, _EGRESS = 1, 2  # enum bpf_tc_attach_point
 
 
 class TcFilter(Closing):
-    """A direct-action filter on a device's ingress, from the constructor to :meth:`close`.
+    """A direct-action filter on a device's ingress or egress, from the constructor to
+    :meth:`close`.
 
     It outlives its process, but not its device.
 
     :param fd: The program's descriptor.
     :param name: The program's name.
     :param ifindex: The device, in this network namespace.
+    :param egress: On what the device sends instead of what it receives.
     :raises KernelError: The kernel refused qdisc or filter.
     """
 
-    def __init__(self, fd: int, name: str, ifindex: int) -> None:
-        self._hook = TcHook(sz=ctypes.sizeof(TcHook), ifindex=ifindex, attach_point=_INGRESS)
-        self._what = f"{name} on the device with index {ifindex} (clsact ingress)"
+    def __init__(self, fd: int, name: str, ifindex: int, egress: bool = False) -> None:
+        point, word = (_EGRESS, "egress") if egress else (_INGRESS, "ingress")
+        self._hook = TcHook(sz=ctypes.sizeof(TcHook), ifindex=ifindex, attach_point=point)
+        self._what = f"{name} on the device with index {ifindex} (clsact {word})"
         created = libbpf().bpf_tc_hook_create(ctypes.byref(self._hook))
+        self._made = created != -errno.EEXIST
         if created != -errno.EEXIST:
             check(created, f"attach {self._what}: qdisc")
         options = TcOpts(sz=ctypes.sizeof(TcOpts), prog_fd=fd)
@@ -48,6 +52,8 @@ class TcFilter(Closing):
                 libbpf().bpf_tc_detach(ctypes.byref(self._hook), ctypes.byref(options)),
                 f"detach {self._what}",
             )
+            if not self._made:  # another filter's qdisc
+                return
             # With both attach points given, the qdisc itself is removed.
             self._hook.attach_point = _INGRESS | _EGRESS
             check(

@@ -8,16 +8,21 @@ testbed.native`` compiles all of them.
 import ctypes
 import functools
 import hashlib
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from testbed.core.errors import TestbedError
+from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
 __all__ = ["compile_all", "compile_native", "load", "names"]
+
+logger = logger_of(__name__)
 
 SOURCES = Path(__file__).parent
 BUILD = build_folder() / "native"
@@ -81,10 +86,12 @@ def compile_native(name: str) -> Path:
     os.close(handle)
     try:
         command = [compiler, *flags, f"-I{SHARED}", "-o", temporary, str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        logger.debug("%s", shlex.join(command))
+        with timed(logger, logging.INFO, "compiled %s", source.name):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TestbedError(
-                f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}"
+                f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}"
             )
         os.chmod(temporary, 0o755)
         os.replace(temporary, target)

@@ -20,10 +20,11 @@ PRIVILEGED = "sudo .venv/bin/testbed doctor"
 
 def qdisc(options: str, purpose: str) -> Probe:
     """Return the probe of a queueing discipline, named by the first word of its options."""
-    kind = options.split()[0]
+    words = options.split()
+    kind = words[0]
     remedy = f"modprobe sch_{kind}, or a kernel with CONFIG_NET_SCH_{kind.upper()}"
     return Probe(
-        f"qdisc {kind}", functools.partial(wires.qdisc, options), remedy, purpose, ("root",)
+        f"qdisc {kind}", functools.partial(wires.qdisc, *words), remedy, purpose, ("root",)
     )
 
 

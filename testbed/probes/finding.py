@@ -1,14 +1,19 @@
 """Probes and their findings."""
 
 import enum
+import logging
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.errors import TestbedError
+from testbed.core.logs import logger_of, timed
 
 __all__ = ["Finding", "Level", "Missing", "Probe", "command"]
+
+logger = logger_of(__name__)
 
 
 class Level(enum.StrEnum):
@@ -81,7 +86,9 @@ class Probe:
                 f"not tried, because it needs {', '.join(blocked)}", f"fix {blocked[0]} first"
             )
         try:
-            return Finding(self.name, Level.OK, self.check())
+            with timed(logger, logging.INFO, "%s", self.name):
+                detail = self.check()
+            return Finding(self.name, Level.OK, detail)
         except Missing as missing:
             return self._missing(str(missing), missing.remedy or self.remedy)
         except (TestbedError, OSError, ImportError, subprocess.SubprocessError) as error:
@@ -110,15 +117,16 @@ def command(
     """
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")
-    done = subprocess.run(
-        arguments,
-        input=stdin,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with timed(logger, logging.DEBUG, "%s", shlex.join(arguments)):
+        done = subprocess.run(
+            arguments,
+            input=stdin,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     if done.returncode:
         raise Missing(summary(done.stderr or f"{arguments[0]} exited with {done.returncode}"))
     return done.stdout

@@ -5,8 +5,7 @@ nothing behind.
 import contextlib
 import ctypes
 import os
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from testbed.core.closing import Closing
 from testbed.probes.finding import command
@@ -61,14 +60,30 @@ class Namespace(Closing):
         finally:
             os.close(before)
 
-    def run(self, *lines: str) -> None:
-        """Run commands, each one line as typed into a shell, inside the namespace.
+    def run(self, *commands: Sequence[str]) -> None:
+        """Run commands, each a list of words, inside the namespace.
 
         :raises Missing: A command failed; the text is its output.
         """
         with self.entered():
-            for line in lines:
-                command(shlex.split(line))
+            for words in commands:
+                command(words)
+
+    def add_veth(self, first: str, second: str, into: "Namespace | None" = None) -> None:
+        """Make a veth pair.
+
+        :param into: The namespace of the second end, where that is another.
+        :raises Missing: The command failed; the text is its output.
+        """
+        place = ["netns", into.path] if into else []
+        self.run(["ip", "link", "add", first, "type", "veth", "peer", "name", second, *place])
+
+    def set_up(self, *devices: str) -> None:
+        """Set devices up, in this order.
+
+        :raises Missing: A command failed; the text is its output.
+        """
+        self.run(*(["ip", "link", "set", device, "up"] for device in devices))
 
     def close(self) -> None:
         """Release the namespace; the kernel removes it and its devices when nothing else holds

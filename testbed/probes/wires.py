@@ -1,7 +1,6 @@
 """Probes of devices, in separate namespaces: XDP redirect over veth, TC programs, qdiscs."""
 
 import contextlib
-import shlex
 import socket
 import struct
 import time
@@ -58,12 +57,10 @@ def xdp_redirect() -> str:
         hosts, switch = stack.enter_context(Namespace()), stack.enter_context(Namespace())
         probe = stack.enter_context(BpfObject("probe"))
         for port in ("a", "b"):
-            switch.run(
-                f"ip link add port_{port} type veth peer name host_{port} netns {hosts.path}",
-                f"ip link set port_{port} up",
-            )
+            switch.add_veth(f"port_{port}", f"host_{port}", hosts)
+            switch.set_up(f"port_{port}")
         # The sender last: its device is ready when the command returns, others a little later.
-        hosts.run("ip link set host_b up", "ip link set host_a up")
+        hosts.set_up("host_b", "host_a")
         with switch.entered():
             out = socket.if_nametoindex("port_b")
             probe.maps["ports"].update(0, out)
@@ -86,14 +83,13 @@ def clsact() -> str:
     """Send frames through a TC program on a device's egress, and check that it changed them."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
-        program = shlex.quote(str(compile_bpf("probe")))
+        program = ["direct-action", "object-file", str(compile_bpf("probe")), "section", "tc"]
+        hosts.add_veth("host_a", "host_b")
         hosts.run(
-            "ip link add host_a type veth peer name host_b",
-            "tc qdisc add dev host_a clsact",
-            f"tc filter add dev host_a egress bpf direct-action object-file {program} section tc",
-            "ip link set host_b up",
-            "ip link set host_a up",
+            ["tc", "qdisc", "add", "dev", "host_a", "clsact"],
+            ["tc", "filter", "add", "dev", "host_a", "egress", "bpf", *program],
         )
+        hosts.set_up("host_b", "host_a")
         receiver = stack.enter_context(packet_socket(hosts, "host_b"))
         sender = stack.enter_context(packet_socket(hosts, "host_a"))
         count = sum(data[14] == MARK for data in exchange(sender, receiver))
@@ -109,11 +105,8 @@ def tcx() -> str:
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
         probe = stack.enter_context(BpfObject("probe"))
-        hosts.run(
-            "ip link add host_a type veth peer name host_b",
-            "ip link set host_b up",
-            "ip link set host_a up",
-        )
+        hosts.add_veth("host_a", "host_b")
+        hosts.set_up("host_b", "host_a")
         with hosts.entered():
             ifindex = socket.if_nametoindex("host_b")
             attached = stack.enter_context(probe.programs["probe_mark"].attach_tc_ingress(ifindex))
@@ -127,14 +120,13 @@ def tcx() -> str:
     return f"a TC program that a link holds on ingress changed {count} of {FRAMES} frames"
 
 
-def qdisc(options: str) -> str:
+def qdisc(*options: str) -> str:
     """Put a queueing discipline on a device.
 
-    :param options: What follows ``tc qdisc add dev DEV root``, such as ``netem delay 1ms``.
+    :param options: What follows ``tc qdisc add dev DEV root``, such as ``netem``, ``delay``,
+        ``1ms``.
     """
     with Namespace() as namespace:
-        namespace.run(
-            "ip link add host_a type veth peer name host_b",
-            f"tc qdisc add dev host_a root {options}",
-        )
-    return f"tc qdisc add ... {options}"
+        namespace.add_veth("host_a", "host_b")
+        namespace.run(["tc", "qdisc", "add", "dev", "host_a", "root", *options])
+    return f"tc qdisc add ... {' '.join(options)}"

@@ -4,7 +4,6 @@ else before every run.
 
 import datetime
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.logs import logger_of
 from testbed.host.paths import cache_folder
 
 __all__ = ["findings"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 SOFTWARE: Final = ("BCC", "Open MPI", "torch")
 """Probes that take seconds, because each imports or compiles in a process of its own."""

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import itertools
 import json
-import logging
 import os
 import shutil
 import stat
@@ -24,10 +23,12 @@ from typing import Any, Final
 from testbed.core.closing import Closing
 from testbed.core.errors import SpecError, StorageError, TestbedError
 from testbed.core.files import read_regular
+from testbed.core.logs import logger_of
 
-__all__ = ["RunFolder", "read_manifest"]
+__all__ = ["KILLED", "RunFolder", "read_manifest", "settle"]
 
 SCHEMA: Final = "collective-testbed/run/1"
+KILLED: Final = "killed"  # the status of a run whose process ended without a word
 LEAST_FREE: Final = 64 << 20  # bytes; a run writes a few MB
 LARGEST_MANIFEST: Final = 16 << 20  # bytes
 NO_LOCKS: Final = (
@@ -37,9 +38,16 @@ NO_LOCKS: Final = (
     errno.ENOSYS,
 )  # NFS takes the first, of a folder
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-OWN = ("manifest.json", "results.parquet", "faults.parquet", "report.html", "figures")
+OWN = (
+    "manifest.json",
+    "results.parquet",
+    "faults.parquet",
+    "stacks.parquet",
+    "report.html",
+    "figures",
+)
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 
 class RunFolder(Closing):
@@ -255,7 +263,8 @@ class RunFolder(Closing):
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest in a run's folder.
+    """Return the manifest in a run's folder. A run that is listed as running, and whose process no
+    longer locks the folder, has been killed: then its status is `KILLED`.
 
     :raises SpecError: There is none, or it cannot be read.
     """
@@ -268,7 +277,38 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise SpecError(f"{place}: cannot be read: {error}") from error
     if not isinstance(manifest, dict):
         raise SpecError(f"{place}: cannot be read: it is not a JSON object")
+    if manifest.get("status") == "running" and _abandoned(path):
+        manifest |= {"status": KILLED, "error": "the process that ran it was killed"}
     return manifest
+
+
+def settle(path: Path) -> None:
+    """Write it into the manifest in a folder if the run there has been killed.
+
+    :raises StorageError: The manifest cannot be written.
+    """
+    try:
+        manifest = read_manifest(path)
+    except SpecError:
+        return  # it was killed before it wrote one
+    if manifest.get("status") == KILLED:
+        RunFolder.existing(path).write_manifest(manifest)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether no process has locked a run's folder; false also where folders have no locks."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(lock)
 
 
 def foreign(path: Path) -> list[Path]:

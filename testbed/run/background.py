@@ -25,12 +25,14 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
     :param announce: Called with the run's id and process id when everything is up.
     """
     from testbed.fabric import Fabric
+    from testbed.run.control import Control
     from testbed.worker import Workers
 
-    with Fabric(plan, run_id, kept=True) as fabric, Workers(fabric) as workers:
+    with Fabric(plan, run_id, kept=True) as fabric, Workers(fabric):
         set_datapath(fabric, "xdp" if plan.switch_kind == "xdp" else "sockets")
-        announce({"run_id": fabric.run_id, "controller": os.getpid()})
-        workers.check(timeout=None)
+        with Control(fabric) as control:
+            announce({"run_id": fabric.run_id, "controller": os.getpid()})
+            control.serve()
 
 
 def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:

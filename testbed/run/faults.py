@@ -95,7 +95,9 @@ class Faults:
                 )
                 yield
                 self._add(turn, "fault_frames_limited", count() if count else 0)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TestbedError):
+                injector.explain(error)
             with suppress(TestbedError):  # the first error is more informative
                 self._record(turn, injector)
             raise

@@ -2,7 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,19 @@ from testbed.core.errors import StorageError
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
-from testbed.results import FaultLog, RunFolder, Table, digest, environment
+from testbed.results import FaultLog, RunFolder, StackLog, Table, digest, environment
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
 from testbed.run.turns import take_turns
 from testbed.run.watch import Watch
 from testbed.worker import Workers
+from testbed.workloads.programs import attached, check_programs
 from testbed.workloads.scenario import Scenario
 from testbed.workloads.workload import Stage
 
 __all__ = ["check", "plan_of", "run_into", "run_scenario"]
+
+Output = Table | FaultLog | StackLog
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -37,7 +40,7 @@ def check(scenario: Scenario) -> None:
 
     :raises SpecError: The fabric cannot be as asked, or the workload asks for too much.
     """
-    plan_of(scenario)
+    check_programs(scenario.programs, plan_of(scenario))
     scenario.workload.begin(scenario).check()
 
 
@@ -79,11 +82,14 @@ def run_into(
     session.check()
     with Display(quiet) as display:
         prepared = session.prepare(lambda text: display.say(f"{scenario.scenario.name}: {text}"))
-        table, log = Table(scenario.model_dump(mode="json")), FaultLog()
-        outputs = (table, log) if scenario.faults else (table,)
+        table, log, stacks = Table(scenario.model_dump(mode="json")), FaultLog(), StackLog()
+        outputs: list[Output] = [table]
+        outputs += [log] if scenario.faults else []
+        outputs += [stacks] if scenario.telemetry.enabled else []
         display.say("finding out what this machine can do")
+        found: dict[str, Any] = {}
         with manifested(
-            folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs
+            folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs, found
         ):
             display.say(
                 f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}"
@@ -91,7 +97,8 @@ def run_into(
             with (
                 Fabric(plan, results=folder.path) as fabric,
                 Workers(fabric, scenario.system.affinity, session.modules) as workers,
-                Watch(scenario, fabric, table, display) as watch,
+                attached(scenario.programs, fabric, found),
+                Watch(scenario, fabric, table, stacks, display) as watch,
             ):
                 faults = Faults(scenario, fabric, workers, table, log)
                 take_turns(
@@ -115,12 +122,17 @@ def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[
 
 @contextmanager
 def manifested(
-    folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Table | FaultLog]
+    folder: RunFolder,
+    manifest: dict[str, Any],
+    outputs: Sequence[Output],
+    found: Mapping[str, Any],
 ) -> Iterator[None]:
     """Keep the status in ``manifest.json`` up to date: running, then complete, failed (with the
     error) or interrupted.
 
     In each case, the measurements so far are kept.
+
+    :param found: What only the run can tell; it is added at the end.
     """
     manifest = {**manifest, "status": "running", "started": now()}
     folder.write_manifest(manifest)
@@ -129,7 +141,14 @@ def manifested(
     def end(status: str, error: str | None = None) -> None:
         seconds = round(time.monotonic() - started, 3)
         folder.write_manifest(
-            {**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds}
+            {
+                **manifest,
+                **found,
+                "status": status,
+                "error": error,
+                "finished": now(),
+                "seconds": seconds,
+            }
         )
 
     try:

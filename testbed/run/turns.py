@@ -1,13 +1,17 @@
 """A scenario on a fabric that is up: in each trial, backends take turns at the workload."""
 
+import logging
 from typing import Any
 
+from testbed.core.logs import logger_of, timed
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
 from testbed.run.watch import Watch
 from testbed.workloads.workload import Session, Stage, Turn
 
 __all__ = ["take_turns"]
+
+logger = logger_of(__name__)
 
 
 def take_turns(
@@ -48,7 +52,9 @@ class _Trial:
     def _turn(self, turn: Turn, names: list[str]) -> None:
         session, scenario, backend = self._session, self._session.scenario, turn.backend
         end = min(turn.epoch + scenario.epochs_a_turn, scenario.epochs)
+        what = (backend, turn.trial + 1, turn.epoch + 1, end)
         with (
+            timed(logger, logging.INFO, "%s: trial %d, epochs %d to %d", *what),
             session.opened(self._stage, backend, names, self._faults.in_force(turn)),
             self._faults.happening(turn),
         ):

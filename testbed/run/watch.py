@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError
 from testbed.fabric import Fabric
-from testbed.results import Table
+from testbed.results import StackLog, Table
 from testbed.run.progress import Display
 from testbed.telemetry.profile import Profile
 from testbed.telemetry.recorder import Recorder
@@ -30,9 +30,11 @@ class Watch(Stacked):
     nothing else.
     """
 
-    def __init__(self, scenario: Scenario, fabric: Fabric, table: Table, display: Display) -> None:
+    def __init__(
+        self, scenario: Scenario, fabric: Fabric, table: Table, log: StackLog, display: Display
+    ) -> None:
         self._scenario, self._fabric = scenario, fabric
-        self._table, self._display = table, display
+        self._table, self._log, self._display = table, log, display
         self._recorder: Recorder | None = None
 
     def _enter(self, stack: ExitStack) -> None:
@@ -53,6 +55,9 @@ class Watch(Stacked):
         with self._recorder.on(mode):
             yield
             self._add(turn, mode, self._recorder.take(self._windows()))
+        if mode == "samples":
+            rate = self._scenario.telemetry.rate
+            self._log.add(turn.trial, turn.backend, turn.epoch, rate, self._recorder.stacks)
 
     def _windows(self) -> Mapping[str, tuple[list[float], list[float]]]:
         """When each host, and any of them, was in a collective of the last epoch."""

@@ -107,8 +107,8 @@ def load_scenario(
 ) -> Scenario:
     """Read, override and validate a scenario file.
 
-    A relative `dataset.path` is relative to the file's folder or, if an override sets it, to the
-    current one.
+    Programs' files are relative to the scenario's folder, and so is a `dataset.path`, unless an
+    override sets it: then it is relative to the current one.
 
     :param settings: Overrides, ``table.key=value``.
     :param seed: Overrides ``scenario.seed``.
@@ -122,7 +122,8 @@ def load_scenario(
             table["scenario"][key] = value
     scenario = add_faults(table, parse_scenario(table, str(path)), faults)
     given = any(setting.partition("=")[0].strip() == "dataset.path" for setting in settings)
-    return scenario.resolve(Path.cwd() if given else path.resolve().parent)
+    folder = path.resolve().parent
+    return scenario.located(folder).resolve(Path.cwd() if given else folder)
 
 
 def add_faults(table: dict[str, Any], scenario: Scenario, faults: Sequence[str]) -> Scenario:

@@ -73,8 +73,7 @@ class Service:
                 stack.close()
                 return {}
         profile, stacks = self._recording.take(order["windows"])
-        folded = [[*key, count] for key, count in stacks.most_common()]
-        return {"profile": profile.to_dict(), "stacks": folded}
+        return {"profile": profile.to_dict(), "stacks": [list(stack) for stack in stacks]}
 
 
 if __name__ == "__main__":

@@ -122,6 +122,13 @@ class Classes:
         """Whether a stack of the kernel's functions is that of a softirq."""
         return not self._softirq.isdisjoint(kernel)
 
+    def softirq_part(self, kernel: Sequence[str]) -> Sequence[str]:
+        """A stack without what a softirq has interrupted; the whole stack outside softirq."""
+        for index, name in enumerate(kernel):
+            if name in self._softirq:
+                return kernel[: index + 1]
+        return kernel
+
     def wait(self, syscall: str | None) -> str:
         """The reason of a wait in a system call; None: in none."""
         return "fault" if syscall is None else self._waits.get(syscall, "other")

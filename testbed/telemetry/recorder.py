@@ -7,22 +7,45 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError
-from testbed.fabric import Fabric
 from testbed.host.processes import RUN_VARIABLE
 from testbed.telemetry.options import TelemetryOptions
 from testbed.telemetry.profile import Profile
 from testbed.telemetry.recording import Windows
 from testbed.telemetry.sampler import Mode
+from testbed.telemetry.stacks import Stack
 
-__all__ = ["Recorder"]
+__all__ = ["Nodes", "Recorder"]
 
 _TIMEOUT: Final = 120.0  # seconds for compiling, or for names of a long epoch's samples
+
+
+class HasPid(Protocol):
+    """A process."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+
+class Nodes(Protocol):
+    """What has nodes: a fabric of this process, or a run of another."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+
+    @property
+    def nodes(self) -> Mapping[str, HasPid]:
+        """Processes that hold the nodes' namespaces, by name."""
+
+    def track(self, name: str, pid: int) -> None:
+        """List a process, so that it is killed with the run."""
 
 
 class Recorder(Stacked):
@@ -33,10 +56,10 @@ class Recorder(Stacked):
         the reason in one line.
     """
 
-    def __init__(self, fabric: Fabric, options: TelemetryOptions) -> None:
+    def __init__(self, fabric: Nodes, options: TelemetryOptions) -> None:
         self._fabric, self._options = fabric, options
-        #: Stacks of the last `take`: node, softirq, kernel frames, user frames, count.
-        self.stacks: list[list[Any]] = []
+        #: Stacks of the last `take`, the most frequent first.
+        self.stacks: list[Stack] = []
 
     def _enter(self, stack: ExitStack) -> None:
         nodes = {
@@ -79,7 +102,7 @@ class Recorder(Stacked):
         :raises KernelError: The process has ended.
         """
         answer = self._order(order="take", windows=windows)
-        self.stacks = answer["stacks"]
+        self.stacks = [Stack(*each) for each in answer["stacks"]]
         return Profile.of(answer["profile"])
 
     def _order(self, **order: Any) -> dict[str, Any]:

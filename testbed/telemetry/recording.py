@@ -18,15 +18,14 @@ from testbed.telemetry.classify import Classes, load_classes
 from testbed.telemetry.descriptors import Program, cpumap_owners, programs
 from testbed.telemetry.profile import MACHINE, Count, Profile, Samples
 from testbed.telemetry.sampler import Sampler, drop_reasons
+from testbed.telemetry.stacks import Stack, fold, merged
 from testbed.telemetry.symbols import KernelSymbols, ProcessSymbols
 
-__all__ = ["OUTSIDE", "Recording", "Stacks", "Windows", "owners"]
+__all__ = ["OUTSIDE", "Recording", "Windows", "owners"]
 
 Windows = Mapping[str, Sequence[Sequence[float]]]
 """Starts and ends of collectives by node, in seconds of CLOCK_MONOTONIC; ``*``: all other nodes."""
 
-Stacks = Counter[tuple[str, bool, tuple[str, ...], tuple[str, ...]]]
-"""How often each stack was found: node, softirq, functions of the kernel and of user space."""
 
 _VECTORS: Final = (  # enum in include/linux/interrupt.h, as in /proc/softirqs
     "hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu",
@@ -93,13 +92,13 @@ class Recording:
 
     def start(self) -> None:
         """Forget everything up to now."""
+        self._programs = programs(self._nodes)  # looks at all processes, so it is first
         self._sampler.read()
         self._batches.clear()
         self._stacks.clear()
-        self._began = time.monotonic()
         self._lost = self._sampler.lost
         self._counts = dict(self._sampler.counts())
-        self._programs = programs(self._nodes)
+        self._began = time.monotonic()
 
     def drain(self) -> None:
         """Fetch samples, and what is only known while their processes live."""
@@ -137,7 +136,7 @@ class Recording:
                 return cpumap_owners(self._nodes).get(int(name.rpartition(":")[2]))
         return None
 
-    def take(self, windows: Windows | None = None) -> tuple[Profile, Stacks]:
+    def take(self, windows: Windows | None = None) -> tuple[Profile, list[Stack]]:
         """The profile and the stacks since `start` or the last call.
 
         :param windows: When the nodes were in collectives; None: always.
@@ -147,7 +146,8 @@ class Recording:
         self._kernel.refresh()
         tally: Counter[tuple[str, bool, str]] = Counter()
         inside: Counter[tuple[str, bool, str]] = Counter()
-        stacks: Stacks = Counter()
+        stacks: Counter[tuple[str, bool, str, int]] = Counter()
+        stacks_inside: Counter[tuple[str, bool, str, int]] = Counter()
         named = [self._names(*each) for each in self._stacks]
         classes = [self._classes.of(*each) for each in named]
         in_softirq = [self._classes.in_softirq(kernel) for kernel, _ in named]
@@ -170,10 +170,10 @@ class Recording:
             if node == MACHINE and not softirq:
                 node = self._threads.get(tid) or node
             tally[node, softirq, name] += 1
-            kernel, user = named[number]
-            stacks[node, softirq, kernel, () if softirq else user] += 1
+            stacks[node, softirq, name, number] += 1
             if _within(windows, node, moment):
                 inside[node, softirq, name] += 1
+                stacks_inside[node, softirq, name, number] += 1
         seconds = ended - self._began
         profile = Profile(
             seconds,
@@ -184,8 +184,22 @@ class Recording:
             tuple(Samples(*key, count, inside[key]) for key, count in sorted(tally.items())),
             tuple(self._counted()),
         )
+        folded = [
+            fold(self._classes.softirq_part(kernel), () if softirq else user)
+            for (kernel, user), softirq in zip(named, in_softirq, strict=True)
+        ]
         self.start()
-        return profile, stacks
+        return profile, merged(
+            Stack(
+                node,
+                softirq,
+                name,
+                folded[number],
+                count,
+                stacks_inside[node, softirq, name, number],
+            )
+            for (node, softirq, name, number), count in stacks.items()
+        )
 
     def _names(
         self, pid: int, kernel: bytes, user: bytes

@@ -16,6 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.telemetry.stacks import UNKNOWN
+
 __all__ = ["KernelSymbols", "ProcessSymbols"]
 
 _PROGRAM: Final = re.compile(rb"^([0-9a-f]+) t (bpf_prog_[0-9a-f]{16}_?\S*)", re.MULTILINE)
@@ -108,7 +110,7 @@ class KernelSymbols:
         if place >= 0 and address - addresses[place] < _LONGEST_PROGRAM:
             return names[place]
         place = bisect_right(self._addresses, address) - 1
-        return self._names[place] if place >= 0 else "?"
+        return self._names[place] if place >= 0 else UNKNOWN
 
 
 class _Object:
@@ -194,7 +196,7 @@ class ProcessSymbols:
         """
         if address not in self._known:
             found = self._find(address)
-            if found == "?":  # a library that was loaded since
+            if found == UNKNOWN:  # a library that was loaded since
                 self._map()
                 found = self._find(address)
             self._known[address] = found
@@ -203,7 +205,7 @@ class ProcessSymbols:
     def _find(self, address: int) -> str:
         place = bisect_right(self._starts, address) - 1
         if place < 0 or address >= self._mappings[place][0]:
-            return "?"
+            return UNKNOWN
         _, offset, path = self._mappings[place]
         function = (
             _object(path).name(address - self._starts[place] + offset)

@@ -94,17 +94,8 @@ class FaultsInForce(Stacked):
 
     def summary(self) -> list[str]:
         """A line for each fault and what it did, by link."""
-        names = [host.name for host in self._fabric.plan.hosts]
-        counters = self.injector.counters()
         occurred = {entry.number for entry in self.timeline.log()} if self.timeline else set()
-        lines = []
-        for number, rule in enumerate(self.injector.table.sources):
-            links = [
-                f"{names[a]}->{names[b]} {count}"
-                for (fired, a, b), count in counters.items()
-                if fired == number
-            ]
-            lines.append(f"{format_fault(rule)}: {', '.join(links) or 'no frame'}")
+        lines = self.injector.met()
         for number, event in enumerate(self._events):
             lines.append(
                 f"{format_fault(event)}: {'happened' if number in occurred else 'did not happen'}"

@@ -1,12 +1,13 @@
 """The controller's side: a worker in every host and switch, called by name, and watched."""
 
 import itertools
+import logging
 import os
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,16 +16,19 @@ from weakref import WeakKeyDictionary
 from testbed import native
 from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
+from testbed.core.logs import logger_of, timed
 from testbed.host.machine import Affinity
 from testbed.kernel.compile import compile_all
 from testbed.worker.forkserver import Forkserver
-from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
+from testbed.worker.messages import Call, Failure, Hello, Log, Progress, Result, Welcome
 from testbed.worker.worker import Worker
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
 
 __all__ = ["Workers"]
+
+logger = logger_of(__name__)
 
 START_TIMEOUT = 30.0  # seconds; a busy machine takes long to start 64 interpreters
 STOP_TIMEOUT = 2.0  # seconds for workers to close their resources, before SIGKILL
@@ -70,7 +74,16 @@ class Workers(Mapping[str, Worker], Stacked):
         self._numbers = itertools.count()
 
     def __getitem__(self, name: str) -> Worker:
-        return self._workers[name]
+        """A worker.
+
+        :raises KeyError: There is none of this name; the text has those that there are.
+        """
+        try:
+            return self._workers[name]
+        except KeyError:
+            raise KeyError(
+                f"{name!r} is no worker: must be one of {', '.join(self._workers)}"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._workers)
@@ -94,9 +107,10 @@ class Workers(Mapping[str, Worker], Stacked):
         self._listener.listen(socket.SOMAXCONN)
         forkserver = stack.enter_context(Forkserver(self.fabric, self.path, self._modules))
         stack.callback(self._stop)
-        for name in self.fabric.nodes:
-            self._workers[name] = self._start(forkserver, name)
-        self._accept(set(self._workers), START_TIMEOUT)
+        with timed(logger, logging.INFO, "%d workers up", len(self.fabric.nodes)):
+            for name in self.fabric.nodes:
+                self._workers[name] = self._start(forkserver, name)
+            self._accept(set(self._workers), START_TIMEOUT)
         _OPEN[self.fabric] = self
         stack.callback(_OPEN.pop, self.fabric, None)
 
@@ -152,7 +166,7 @@ class Workers(Mapping[str, Worker], Stacked):
         self._await_idle(calls, deadline)
         answers: dict[str, Any] = {}
         for name, keywords in calls.items():
-            worker = self._workers[name]
+            worker = self[name]
             try:
                 worker.send(
                     Call(number, function.__module__, function.__qualname__, dict(keywords))
@@ -162,6 +176,8 @@ class Workers(Mapping[str, Worker], Stacked):
                 if errors == "raise" or not worker.may_die:
                     raise
                 answers[name] = death
+        if calls:
+            logger.debug("%s in %s", function.__qualname__, ", ".join(calls))
         while missing := [name for name in calls if name not in answers]:
             messages = self._receive(deadline)
             if not messages:
@@ -252,14 +268,15 @@ class Workers(Mapping[str, Worker], Stacked):
         listed = {f"worker {name}" for name in self.expect_death(node)}
         kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)
 
-    def check(self, timeout: float | None = 0.0) -> None:
+    def check(self, timeout: float | None = 0.0, beside: socket.socket | None = None) -> None:
         """Raise `WorkerDied` if a worker exits unexpectedly.
 
         :param timeout: Seconds; ``None``: no limit.
+        :param beside: Return once this socket has something to read.
         :raises WorkerDied: One has died.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._receive(deadline):
+        while self._receive(deadline, beside):
             pass
 
     def _start(self, forkserver: Forkserver, name: str) -> Worker:
@@ -267,6 +284,7 @@ class Workers(Mapping[str, Worker], Stacked):
         log.touch()
         process = forkserver.fork(name, self.fabric.nodes[name].pid, log)
         self.fabric.track(f"worker {name}", process.pid)
+        logger.debug("%s: worker is process %d, its output goes to %s", name, process.pid, log)
         if self._affinity == "rank" and name in self.fabric.hosts:
             cpus = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(process.pid, {cpus[self.fabric.plan.host(name).rank % len(cpus)]})
@@ -320,10 +338,11 @@ class Workers(Mapping[str, Worker], Stacked):
                 raise FabricError(f"a worker has connected that was not expected: {hello}")
             worker = self._workers[hello.name]
             plan = self.fabric.plan
+            level = logger_of("testbed").getEffectiveLevel()
             if worker.node in self.fabric.hosts:
-                connection.send(Welcome("host", plan.host(worker.node), plan, sys.path))
+                connection.send(Welcome("host", plan.host(worker.node), plan, sys.path, level))
             else:
-                connection.send(Welcome("switch", plan.switch(worker.node), plan, sys.path))
+                connection.send(Welcome("switch", plan.switch(worker.node), plan, sys.path, level))
             if not worker.process:
                 worker.pid = hello.pid
                 self.fabric.track(f"worker {hello.name}", hello.pid)
@@ -337,23 +356,32 @@ class Workers(Mapping[str, Worker], Stacked):
         A worker that is still sending an answer would not read a new call, and large answers do not
         fit into the socket buffer.
         """
-        while busy := [name for name in names if self._workers[name].pending]:
+        while busy := [name for name in names if self[name].pending]:
             if not self._receive(deadline):
                 raise WorkerTimeout(
                     f"workers {', '.join(busy)} are still busy with an earlier call"
                 )
 
     def _receive(
-        self, deadline: float | None
+        self, deadline: float | None, beside: socket.socket | None = None
     ) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
         """Return one message of each worker that has sent one, or its death; nothing if the timeout
         expires.
 
         It listens to all workers, so that it notices the death of any at once.
         """
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        open_workers = {w.connection: w for w in self._workers.values() if w.connection}
-        ready = wait(list(open_workers), timeout)
+        while True:
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            open_workers = {w.connection: w for w in self._workers.values() if w.connection}
+            ready = wait([*open_workers, *([beside] if beside else [])], timeout)
+            messages = self._read(open_workers, ready)
+            if messages or not ready or beside in ready:
+                return messages
+
+    def _read(
+        self, open_workers: Mapping[Connection, Worker], ready: Sequence[object]
+    ) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
+        """Read a message of each worker that is ready, and write entries of logs to our own."""
         messages: list[tuple[Worker, Progress | Result | Failure | WorkerDied]] = []
         for connection, worker in open_workers.items():
             if connection not in ready:
@@ -367,6 +395,9 @@ class Workers(Mapping[str, Worker], Stacked):
                 message = worker.died()
                 if not worker.may_die:
                     raise message from None
+            if isinstance(message, Log):
+                logger_of(message.logger).log(message.level, "%s: %s", worker.name, message.text)
+                continue
             if isinstance(message, Result | Failure):
                 worker.pending.discard(message.number)
             messages.append((worker, message))

@@ -2,8 +2,8 @@
 
 A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call`
 after :class:`Call`. A worker serves them one at a time, with any number of :class:`Progress` and
-then :class:`Result` or :class:`Failure`. :class:`Stop`, or the end of the connection, ends the
-worker.
+:class:`Log`, and then :class:`Result` or :class:`Failure`. :class:`Stop`, or the end of the
+connection, ends the worker.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from testbed.plan import FabricPlan, HostPlan, SwitchPlan
 
-__all__ = ["Call", "Failure", "Hello", "Progress", "Result", "Stop", "Welcome"]
+__all__ = ["Call", "Failure", "Hello", "Log", "Progress", "Result", "Stop", "Welcome"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,14 @@ class Welcome:
     """The controller's answer.
 
     :param path: The controller's ``sys.path``, so that workers can import whatever it can.
+    :param level: Of the controller's log: workers send it no less important entries.
     """
 
     kind: Literal["host", "switch"]
     plan: HostPlan | SwitchPlan
     fabric_plan: FabricPlan
     path: list[str]
+    level: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,15 @@ class Progress:
 
     number: int
     value: Any
+
+
+@dataclass(frozen=True)
+class Log:
+    """An entry for the controller's log, from a worker that serves a call."""
+
+    logger: str
+    level: int
+    text: str
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ disconnects.
 
 import ctypes
 import importlib
+import logging
 import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
@@ -16,8 +18,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from testbed.core.errors import LimitError, TestbedError, limit_reached
+from testbed.core.logs import logger_of
 from testbed.worker.context import WorkerContext
-from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
+from testbed.worker.messages import Call, Failure, Hello, Log, Progress, Result, Welcome
 
 __all__ = ["die_with_parent", "serve"]
 
@@ -54,11 +57,31 @@ def serve(path: Path, name: str) -> None:
             assert isinstance(welcome, Welcome)
             sys.path.extend(entry for entry in welcome.path if entry not in sys.path)
             context = WorkerContext(name, welcome.kind, welcome.plan, welcome.fabric_plan)
+            handler = ToController(connection)
+            logger = logger_of("testbed")
+            logger.setLevel(welcome.level)
             with context.resources:
                 while isinstance(call := connection.recv(), Call):
+                    logger.addHandler(handler)
                     _answer(connection, context, call)
+                    logger.removeHandler(handler)  # between calls nobody reads
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the controller is gone; the resources are closed by now
+
+
+class ToController(logging.Handler):
+    """Sends log entries to the controller. Only those of the thread that serves calls: a
+    connection is for one thread.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send an entry; see `logging.Handler.emit`."""
+        if threading.current_thread() is threading.main_thread():
+            self._connection.send(Log(record.name, record.levelno, record.getMessage()))
 
 
 def _answer(connection: Connection, context: WorkerContext, call: Call) -> None:

@@ -17,8 +17,10 @@ WORKLOADS: "Registry[Workload]" = Registry(
     {
         "ddp": "testbed.workloads.data_parallel:WORKLOAD",
         "gnn": "testbed.workloads.full_graph:WORKLOAD",
+        "dnn": "testbed.workloads.dnn:WORKLOAD",
     },
     group="testbed.workloads",
+    instances=True,
 )
 DEFAULT = "ddp"
 

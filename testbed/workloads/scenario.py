@@ -11,6 +11,7 @@ from testbed.core.tables import Named, Table
 from testbed.faults.spec import Fault, format_fault
 from testbed.plan import TAKES_K, FabricOptions
 from testbed.telemetry.options import TelemetryOptions
+from testbed.workloads.programs import ProgramSpec
 from testbed.workloads.registry import WORKLOADS
 from testbed.workloads.validate import check_faults
 from testbed.workloads.workload import Workload
@@ -65,6 +66,7 @@ class Scenario(Table):
     fabric: FabricOptions = FabricOptions()
     telemetry: TelemetryOptions = TelemetryOptions()
     faults: tuple[Fault, ...] = Field(default=(), strict=False)
+    programs: tuple[ProgramSpec, ...] = Field(default=(), strict=False)
 
     @property
     @abstractmethod
@@ -104,6 +106,13 @@ class Scenario(Table):
     def resolve(self, base: Path) -> Self:
         """Return the scenario with paths relative to the folder `base`."""
         return self
+
+    def located(self, folder: Path) -> Self:
+        """Return the scenario with the files of programs relative to the folder of its file."""
+        programs = tuple(
+            each.model_copy(update={"file": str(folder / each.file)}) for each in self.programs
+        )
+        return self.model_copy(update={"programs": programs})
 
     @field_serializer("faults")
     def _faults_in_words(self, faults: tuple[Fault, ...]) -> list[str]:

@@ -37,6 +37,8 @@ class Report:
     :param about: Returns what the head of a report says about a run in addition to its fabric, as
         clauses.
     :param captions: Captions by the figure's name.
+    :param overlapped: Whether collectives run beside computing: then the parts `communication` are
+        what computing does not hide of them.
     """
 
     compute: tuple[str, ...]
@@ -45,6 +47,7 @@ class Report:
     every: str
     about: Callable[[Run], Sequence[str]] = lambda run: ()
     captions: Mapping[str, str] = field(default_factory=dict)
+    overlapped: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -64,6 +67,7 @@ class Workload:
     :param backends: What `backends` are names of.
     :param session: ``module:class`` of its `Session`.
     :param report: The terms of its report.
+    :param summary: One line for `testbed list`.
     """
 
     table: str
@@ -71,6 +75,7 @@ class Workload:
     backends: Registry[Any]
     session: str
     report: Report
+    summary: str = ""
 
     def entry(self, backend: str) -> Entry:
         """Return the properties of a backend."""

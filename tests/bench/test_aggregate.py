@@ -125,7 +125,7 @@ def test_sockets_end_to_end(tmp_path):
         "2",
         "-w",
         "1",
-        "--json",
+        "--out",
         str(result),
         "--figure",
         str(figure),

@@ -105,7 +105,7 @@ def test_sockets_end_to_end(tmp_path):
         "128",
         "-n",
         "3",
-        "--json",
+        "--out",
         str(path),
     )
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_sockets_end_to_end(tmp_path):
 def test_sockets_are_measured_with_small_packets_too(tmp_path):
     """Over links that carry larger ones; without TSO, frames show it."""
     path = tmp_path / "out.json"
-    sizes = ("-b", "64K", "-e", "64K", "-n", "3", "--json", str(path))
+    sizes = ("-b", "64K", "-e", "64K", "-n", "3", "--out", str(path))
     done = bench(
         "--hosts", "2", "--backends", "tcp-ring", "--mtu", "9000", "--offload", "off", *sizes
     )
@@ -160,7 +160,7 @@ def test_the_kernel_beside_sockets(tmp_path):
         "64K",
         "-n",
         "2",
-        "--json",
+        "--out",
         str(path),
     )
     assert done.returncode == 0, done.stderr

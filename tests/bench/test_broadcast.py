@@ -172,7 +172,7 @@ def test_sockets_end_to_end(tmp_path):
         "1",
         "--switch",
         "bridge",
-        "--json",
+        "--out",
         str(result),
         "--figure",
         str(figure),

@@ -57,7 +57,7 @@ def test_a_row() -> None:
 @pytest.mark.net
 def test_end_to_end(tmp_path: Path) -> None:
     path = tmp_path / "line.json"
-    done = bench("--rates", "500,5000", "--seconds", "0.2", "--json", str(path))
+    done = bench("--rates", "500,5000", "--seconds", "0.2", "--out", str(path))
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     assert [(row["rate"], row["offered"], row["sent"]) for row in rows] == [

@@ -104,6 +104,14 @@ def test_recoveries_last_from_the_first_loss_until_the_data_arrive():
                 " xdp-ring/timer, tcp-ring, gloo"
             ),
         ),
+        (
+            {"variants": ("xdp-ring",)},
+            (
+                "--backends: 'xdp-ring': must be one or more of xdp-ring/upstream,"
+                " xdp-ring/origin, xdp-ring/timer, tcp-ring, gloo; xdp-ring as usual is"
+                " xdp-ring/upstream"
+            ),
+        ),
         ({"losses": [0.6]}, "--loss: 60: must be 0 to 50 percent"),
         ({"size": 0}, "--size: 0: must be at least a float32"),
         (
@@ -149,7 +157,7 @@ def test_the_command_measures_and_draws(tmp_path):
     ]
     command = [*PROGRAM, "bench", "faults", *options]
     done = subprocess.run(
-        [*command, "--figure", str(figure), "--json", str(result)],
+        [*command, "--figure", str(figure), "--out", str(result)],
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,7 +1,6 @@
 """``testbed doctor`` as a user runs it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -9,16 +8,18 @@ import sys
 import pytest
 
 from testbed.probes import PROBES
+from tests.support.another_user import as_another_user
+
+COMMAND = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor"]
 
 
-def doctor(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, user=user)
+def call(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.deep
 def test_one_line_a_capability() -> None:
-    done = doctor()
+    done = call(COMMAND)
     *lines, totals = done.stdout.splitlines()
     found = [re.match(r"(OK  |WARN|FAIL)  (.+?)  +\S", line) for line in lines]
     assert [match and match[2] for match in found] == list(PROBES)
@@ -30,7 +31,7 @@ def test_one_line_a_capability() -> None:
 
 
 def test_json_without_root() -> None:
-    done = doctor("--json", user=65534 if os.geteuid() == 0 else None)
+    done = call(as_another_user(*COMMAND, "--json"))
     printed = json.loads(done.stdout)
     assert [finding["name"] for finding in printed["findings"]] == list(PROBES)
     assert sum(printed["counts"].values()) == len(PROBES)

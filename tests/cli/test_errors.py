@@ -122,11 +122,11 @@ def test_verbose_before_and_after_the_verb() -> None:
         ),
         (["exec"], "Missing argument 'HOST'; see testbed exec --help"),
         (
-            ["bench", "allreduce", "--json", "/nonexistent/out.json"],
+            ["bench", "allreduce", "--out", "/proc/self/none/out.json"],
             (
-                "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does"
-                " not exist; must be a file in an existing folder, or -; see testbed bench"
-                " allreduce --help"
+                "Invalid value for '--out' / '-o': /proc/self/none/out.json: the folder"
+                " /proc/self/none does not exist; must be a file in an existing folder; see"
+                " testbed bench allreduce --help"
             ),
         ),
     ],
@@ -148,9 +148,9 @@ def test_a_full_disk_is_one_line() -> None:
         "error: /run/testbed/x.json: cannot be written: No space left on device\n",
         1,
     )
-    done = act("import pathlib; cli.options.write_json({}, pathlib.Path('/dev/full'))")
+    done = act("import pathlib; cli.options.Results(False, pathlib.Path('/dev/full')).write({})")
     assert (done.stderr, done.returncode) == (
-        "error: --json /dev/full: cannot be written: No space left on device\n",
+        "error: --out /dev/full: cannot be written: No space left on device\n",
         1,
     )
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.another_user import as_another_user
+
 PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
-NOBODY = 65534
 
 VERBS = [
     ["up"],
@@ -28,13 +29,11 @@ VERBS = [
 def call(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     folder.chmod(0o777)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
-    user = NOBODY if os.geteuid() == 0 else None
     return subprocess.run(
-        [*PROGRAM, *arguments],
+        as_another_user(*PROGRAM, *arguments),
         capture_output=True,
         text=True,
         check=False,
-        user=user,
         env=environment,
         cwd=folder,
     )

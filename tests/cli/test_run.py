@@ -183,7 +183,9 @@ def test_clean_names_what_a_killed_run_was_writing(
     done = subprocess.run([*TESTBED, "clean"], capture_output=True, text=True, check=True)
     beside = tmp_path / "run.partial"
     assert f": what it has written stays in {beside}\n" in done.stdout
-    assert json.loads((beside / "manifest.json").read_text())["status"] == "running"
+    manifest = json.loads((beside / "manifest.json").read_text())
+    assert manifest["status"] == "killed"
+    assert manifest["error"] == "the process that ran it was killed"
 
 
 FILLED = """

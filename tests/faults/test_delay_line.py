@@ -111,11 +111,8 @@ def test_counters_add_up() -> None:
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
     with Namespace() as namespace, namespace.entered():
-        namespace.run(
-            "ip link add port type veth peer name host",
-            "ip link set host up",
-            "ip link set port up",
-        )
+        namespace.add_veth("port", "host")
+        namespace.set_up("host", "port")
         yield namespace
 
 
@@ -219,8 +216,8 @@ class TestLine:
         not when it arrives.
         """
         for number in range(2):
-            namespace.run(f"ip link add port{number} type veth peer name host{number}")
-            namespace.run(f"ip link set host{number} up", f"ip link set port{number} up")
+            namespace.add_veth(f"port{number}", f"host{number}")
+            namespace.set_up(f"host{number}", f"port{number}")
         ports = [socket.if_nametoindex(name) for name in ("port", "port0", "port1")]
         flooding = Map.create("flooding", 2, 4, 8, 1, BPF_F_MMAPABLE)
         with (

@@ -135,11 +135,11 @@ def test_namespace_is_entered_and_left() -> None:
     outside = os.stat("/proc/thread-self/ns/net").st_ino
     with Namespace() as namespace:
         assert os.stat("/proc/thread-self/ns/net").st_ino == outside
-        namespace.run("ip link add here type veth peer name there")
+        namespace.add_veth("here", "there")
         with namespace.entered():
             assert os.stat("/proc/thread-self/ns/net").st_ino != outside
             assert {name for _, name in socket.if_nameindex()} >= {"lo", "here", "there"}
         with pytest.raises(Missing):
-            namespace.run("ip link add here type veth peer name there")
+            namespace.add_veth("here", "there")
         assert os.stat("/proc/thread-self/ns/net").st_ino == outside
         assert "here" not in {name for _, name in socket.if_nameindex()}

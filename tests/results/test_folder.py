@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from testbed.core.errors import SpecError, StorageError, TestbedError
-from testbed.results import RunFolder, folder
-from testbed.results.folder import LEAST_FREE, OWN
+from testbed.results import KILLED, RunFolder, folder, settle
+from testbed.results.folder import LEAST_FREE, OWN, read_manifest
 
 BUSY = "another run is being written there: choose another folder"
 
@@ -22,7 +22,7 @@ BUSY = "another run is being written there: choose another folder"
 def fill(taken: RunFolder, mark: str) -> None:
     """Write the files of a run."""
     taken.write_manifest({"mark": mark})
-    for name in ("results.parquet", "report.html"):
+    for name in ("results.parquet", "stacks.parquet", "report.html"):
         taken.write(name, lambda place: place.write_text(mark))
     (taken.path / "figures").mkdir()
     (taken.path / "figures" / "loss.png").write_text(mark)
@@ -56,6 +56,21 @@ def out(tmp_path: Path) -> Path:
     (path / "more" / "of" / "mine").write_text("mine, too")
     (path / "link").symlink_to("nowhere")
     return path
+
+
+def test_a_run_that_was_killed_is_known_by_the_lock_that_it_no_longer_holds(
+    tmp_path: Path,
+) -> None:
+    with RunFolder(tmp_path / "run") as taken:
+        taken.write_manifest({"status": "running", "mark": "here"})
+        assert read_manifest(taken.path)["status"] == "running"
+        settle(taken.path)
+    killed = read_manifest(taken.path)
+    assert (killed["status"], killed["error"]) == (KILLED, "the process that ran it was killed")
+    assert json.loads((taken.path / "manifest.json").read_text())["status"] == "running"
+    settle(taken.path)
+    assert json.loads((taken.path / "manifest.json").read_text()) == killed
+    settle(tmp_path)  # without a manifest there is nothing to settle
 
 
 def test_a_new_folder_belongs_to_one_run_only(tmp_path: Path) -> None:

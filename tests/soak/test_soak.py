@@ -309,7 +309,7 @@ def test_the_command_plays_one_scenario_and_writes_json(tmp_path):
         and draw(1, n).killed_after is None
     )
     done = subprocess.run(
-        [*COMMAND, "--only", str(number), "--markdown", "--json", str(path)],
+        [*COMMAND, "--only", str(number), "--markdown", "--out", str(path)],
         capture_output=True,
         text=True,
         timeout=100,

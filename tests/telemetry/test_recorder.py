@@ -102,7 +102,7 @@ def test_windows_select_samples(fabric, workers):
 def test_a_bench_with_telemetry(tmp_path):
     path = tmp_path / "out.json"
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "allreduce"]
-    sizes = ["-b", "1M", "-e", "1M", "-n", "100", "--json", str(path)]
+    sizes = ["-b", "1M", "-e", "1M", "-n", "100", "--out", str(path)]
     done = subprocess.run(
         [*command, "--hosts", "3", "--backends", "xdp-ring,tcp-ring,gloo", "--telemetry", *sizes],
         capture_output=True,
@@ -128,6 +128,25 @@ def test_a_bench_with_telemetry(tmp_path):
         kinds = {kind for _, kind, *_ in telemetry["counts"]}
         assert {"syscall", "off_cpu", "softirq"} <= kinds
         assert ("program" in kinds) == (row["backend"] == "xdp-ring")
+
+
+@pytest.mark.net
+@pytest.mark.needs("BCC")
+def test_a_bench_of_exchanges_with_telemetry(tmp_path):
+    path = tmp_path / "out.json"
+    case = ["--receivers", "1", "-b", "4K", "-e", "4K", "--exchanges", "pinch"]
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "broadcast"]
+    done = subprocess.run(
+        [*command, *case, "--telemetry", "-n", "5", "--out", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the kernel's network stack" in done.stdout
+    for row in json.loads(path.read_text())["rows"]:
+        assert {kind for _, kind, *_ in row["telemetry"]["counts"]} >= {"syscall", "softirq"}
 
 
 @pytest.mark.net

@@ -12,3 +12,12 @@ def test_example(name, tmp_path):
     done = run_pytest(tmp_path, examples()[name])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+def test_a_program_of_ones_own(tmp_path):
+    """The whole example of docs/programs.md."""
+    files = examples("programs.md")
+    (tmp_path / "counter.bpf.c").write_text(files["counter.bpf.c"])
+    done = run_pytest(tmp_path, files["test_counter.py"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

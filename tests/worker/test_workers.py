@@ -1,5 +1,6 @@
 """Calls into worker processes: results, progress, errors, deadlines, deaths."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -77,6 +78,22 @@ def test_progress_arrives_in_order(workers: Workers) -> None:
         on_progress=lambda name, n: news[name].append(n),
     )
     assert news == {"h1": [0, 1, 2], "h2": [0, 1]}
+
+
+def test_the_workers_log_is_the_controllers(
+    fabric: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "testbed"), Workers(fabric) as workers:
+        workers.call_all(calls.log, {"h1": {"text": "one"}, "s1": {"text": "two"}})
+    said = [entry.getMessage() for entry in caplog.records if entry.name == "testbed.tests.calls"]
+    assert sorted(said) == ["h1: one", "s1: two"]
+
+
+def test_a_worker_that_does_not_exist_is_an_error_with_those_that_do(workers: Workers) -> None:
+    known = ", ".join(workers)
+    for call in (lambda: workers["h9"], lambda: workers.call_all(calls.refuse, ["h9"])):
+        with pytest.raises(KeyError, match=f"'h9' is no worker: must be one of {known}"):
+            call()
 
 
 def test_an_error_is_raised_here_with_the_workers_traceback(workers: Workers) -> None:

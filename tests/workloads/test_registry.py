@@ -72,7 +72,14 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
 def test_its_schema_is_its_own() -> None:
     scenario = summing(summing={"rounds": 7})
     assert (scenario.epochs, scenario.backends, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
-    assert set(scenario.model_dump()) == {"scenario", "fabric", "telemetry", "faults", "summing"}
+    assert set(scenario.model_dump()) == {
+        "scenario",
+        "fabric",
+        "telemetry",
+        "faults",
+        "programs",
+        "summing",
+    }
     for tables, text in (
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
         (
@@ -146,7 +153,7 @@ def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
-        ["ddp", "gnn", "sums"],
+        ["ddp", "gnn", "dnn", "sums"],
         "sums",
         "summing.session:Summing",
         "summing",

@@ -2,6 +2,7 @@
 starts.
 """
 
+import logging
 import os
 import shlex
 import shutil
@@ -14,12 +15,15 @@ from contextlib import contextmanager, suppress
 from testbed.collectives.mpi import agent as mpi_agent
 from testbed.collectives.mpi.mpi import RANKS_VARIABLE, initialize
 from testbed.core.errors import CollectiveError, WorkerTimeout
+from testbed.core.logs import logger_of, timed
 from testbed.fabric import Fabric
 from testbed.host.paths import ROOT
 from testbed.host.processes import RUN_VARIABLE
 from testbed.worker import Workers
 
 __all__ = ["MPI_PARAMETERS", "rank_workers"]
+
+logger = logger_of(__name__)
 
 START_TIMEOUT = 60.0  # seconds
 STOP_TIMEOUT = 5.0  # seconds
@@ -69,9 +73,11 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
         )
     names = {f"mpi:{host}": host for host in hosts}
     log = workers.fabric.directory / "mpirun.log"
+    line = shlex.join(command(workers, hosts))
+    logger.debug("%s: %s", hosts[0], line)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, mpi_agent.__file__, hosts[0], shlex.join(command(workers, hosts))],
+            [sys.executable, mpi_agent.__file__, hosts[0], line],
             env=environment(workers.fabric, hosts),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -87,7 +93,8 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
             said = log.read_text(errors="replace").strip()[-2000:]
             raise WorkerTimeout(f"{what}; mpirun said: {said}") from error
         try:
-            workers.call_all(initialize, list(names), timeout=START_TIMEOUT)
+            with timed(logger, logging.INFO, "mpirun: MPI_Init of %d ranks", len(names)):
+                workers.call_all(initialize, list(names), timeout=START_TIMEOUT)
             yield list(names)
         finally:
             workers.dismiss(name for name in names if name in workers)

@@ -24,6 +24,7 @@ WORKLOAD = Workload(
     scenario=DataParallelScenario,
     backends=BACKENDS,
     session="testbed.workloads.data_parallel.session:DataParallel",
+    summary="data-parallel training: minibatches, and a backend that sums gradients",
     report=Report(
         compute=("sampling", "forward", "backward", "update"),
         communication=("quantize", "communicate", "wait", "dequantize"),

@@ -39,6 +39,7 @@ WORKLOAD = Workload(
     scenario=FullGraphScenario,
     backends=EXCHANGES,
     session="testbed.workloads.full_graph.session:FullGraph",
+    summary="full-graph training: exchanges between neighbours, and a backend that sums gradients",
     report=Report(
         compute=("forward", "backward", "update"),
         communication=("quantize", "send", "wait", "aggregate", "dequantize", "all_reduce"),

@@ -72,11 +72,8 @@ def namespace() -> Iterator[None]:
     """A namespace with devices named like a host's, and nothing behind them."""
     with Namespace() as made, made.entered():
         for near, far in DEVICES:
-            made.run(
-                f"ip link add {near} type veth peer name {far}",
-                f"ip link set {near} up",
-                f"ip link set {far} up",
-            )
+            made.add_veth(near, far)
+            made.set_up(near, far)
         yield
 
 

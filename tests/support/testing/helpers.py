@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 TESTBED = Path(sys.executable).with_name("testbed")
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "testing.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -38,8 +38,12 @@ def run_pytest(directory: Path, source: str, *options: str) -> subprocess.Comple
     )
 
 
-def examples() -> dict[str, str]:
-    """Return the examples of docs/testing.md, by the file name with which each begins."""
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", DOCS.read_text(), re.DOTALL)
+def examples(page: str = "testing.md") -> dict[str, str]:
+    """Return the examples of a page of the documentation, by the file name with which each begins.
+
+    Programs in C begin with ``// name``, tests with ``# name``.
+    """
+    text = (DOCS / page).read_text()
+    blocks = re.findall(r"```(?:python|c)\n(?:#|//) (\S+)\n(.*?)```", text, re.DOTALL)
     assert blocks
     return dict(blocks)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.errors import CollectiveError
+from testbed.core.logs import logger_of
 from testbed.worker import WorkerContext
 from tests.support.kept import kept
 
@@ -31,6 +32,11 @@ def loaded(context: WorkerContext) -> bool:
 def count(context: WorkerContext, to: int) -> None:
     for number in range(to):
         context.progress(number)
+
+
+def log(context: WorkerContext, text: str) -> None:
+    logger_of("testbed.tests.calls").info("%s", text)
+    logger_of("testbed.tests.calls").debug("a detail")
 
 
 def refuse(context: WorkerContext) -> None:

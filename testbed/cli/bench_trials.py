@@ -1,0 +1,113 @@
+"""A sweep over the options of a bench."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from testbed.core.errors import SpecError
+from testbed.core.tables import options as words
+from testbed.core.tables import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from testbed.sweep.grid import Cell, Trial
+    from testbed.sweep.sweep_file import Sweep
+
+__all__ = ["BenchTrials"]
+
+OWN = ("seed", "json", "figure", "verbose", "help", "out")
+"""Options that belong to the sweep, or to none."""
+
+GUESS = 20.0  # seconds of a trial, as long as none has been timed
+
+
+class BenchTrials:
+    """Runs a bench with each cell's options; trial t with the sweep's seed + t. See
+    `testbed.sweep.player.Player`.
+
+    Keys are the options' long names.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        from testbed.cli import app
+
+        self._sweep = sweep
+        benches: Any = typer.main.get_command(app)
+        known = {
+            name: command
+            for name, command in benches.commands["bench"].commands.items()
+            if {"json", "seed"} <= {each.name for each in command.params}
+        }
+        if sweep.table.bench not in known:
+            raise SpecError(
+                f'{sweep.path}: sweep.bench = "{sweep.table.bench}": must be {words(sorted(known))}'
+            )
+        self._name = sweep.table.bench
+        self._command = known[self._name]
+        self._options: dict[str, Any] = {}
+        for each in self._command.params:
+            flag = max(each.opts, key=len).lstrip("-")
+            if each.name not in OWN and flag not in OWN:
+                self._options[flag.replace("-", "_")] = each
+
+    def arguments(self, trial: Trial, *more: str) -> list[str]:
+        """Return a trial's command line.
+
+        :raises SpecError: A key is unknown.
+        """
+        made = ["--seed", str(self._sweep.table.seed + trial.number), *more]
+        for key, value in self._sweep.settings(trial.cell).items():
+            option = self._options.get(key.replace("-", "_"))
+            if option is None:
+                where = "grid" if key in trial.cell.values else "common"
+                text = unknown([where, key], list(self._options))
+                raise SpecError(f"{self._sweep.path}: {text}")
+            flag = max(option.opts, key=len)
+            if isinstance(value, bool):
+                made += [flag] if value else []
+            else:
+                made += [
+                    flag,
+                    ",".join(map(str, value)) if isinstance(value, list) else str(value),
+                ]
+        return made
+
+    def check(self, cell: Cell) -> None:
+        """See `Player`."""
+        from testbed.sweep.grid import Trial
+
+        try:
+            self._command.make_context(self._name, self.arguments(Trial(cell, 0)))
+        except typer.TyperException as error:
+            raise SpecError(f"{self._sweep.path}: {cell}: {error.format_message()}") from None
+
+    def content(self) -> Any:
+        """See `Player`."""
+        return self._name
+
+    def guess(self, cell: Cell) -> float:
+        """See `Player`."""
+        return GUESS
+
+    def run(self, trial: Trial, folder: Path) -> None:
+        """See `Player`."""
+        arguments = self.arguments(trial, "--out", str(folder / "bench.json"))
+        with (
+            (folder / "output.txt").open("w") as output,
+            contextlib.redirect_stdout(output),
+            self._command.make_context(self._name, arguments) as context,
+        ):
+            self._command.invoke(context)  # `main` would turn KeyboardInterrupt into an error
+
+    def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
+        """See `Player`."""
+        import pandas as pd
+
+        rows = json.loads((folder / "bench.json").read_text())["rows"]
+        return pd.json_normalize(rows).assign(trial=trial.number)

@@ -1,0 +1,72 @@
+"""The stacks of a run's sampled epochs: one row for each stack of a node and an epoch."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from testbed.core.errors import SpecError
+from testbed.results.folder import RunFolder
+from testbed.telemetry.stacks import Stack
+
+__all__ = ["STACK_COLUMNS", "StackLog", "load_stacks"]
+
+STACK_COLUMNS: Final = {
+    "trial": "int64",
+    "backend": "string",
+    "epoch": "int64",
+    "rate": "int64",  # samples per second of each CPU
+    "node": "string",
+    "softirq": "bool",
+    "class": "string",
+    "stack": "string",  # as of `testbed.telemetry.stacks.fold`
+    "samples": "int64",
+    "inside": "int64",  # of these, inside collectives
+}
+
+
+class StackLog:
+    """Collects stacks."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[object, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, trial: int, backend: str, epoch: int, rate: int, stacks: Iterable[Stack]) -> None:
+        """Add the stacks of an epoch."""
+        self._rows += ((trial, backend, epoch, rate, *stack) for stack in stacks)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the log as a data frame."""
+        return pd.DataFrame(self._rows, columns=list(STACK_COLUMNS)).astype(STACK_COLUMNS)
+
+    def write(self, folder: RunFolder) -> Path:
+        """Write ``stacks.parquet``; atomic. Stacks repeat themselves and each other, so they are
+        compressed to a few percent.
+        """
+        return folder.write(
+            "stacks.parquet",
+            lambda place: self.frame().to_parquet(place, index=False, compression="zstd"),
+        )
+
+
+def load_stacks(path: Path) -> pd.DataFrame:
+    """Read the stacks of a run.
+
+    :raises SpecError: It has none, or they cannot be read.
+    """
+    place = path / "stacks.parquet"
+    try:
+        frame = pd.read_parquet(place)
+    except FileNotFoundError:
+        frame = pd.DataFrame()
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{place}: cannot be read: {error}") from error
+    if frame.empty:
+        raise SpecError(f"{path}: has no stacks: it was run without telemetry; add --telemetry")
+    if missing := [column for column in STACK_COLUMNS if column not in frame]:
+        raise SpecError(f"{place}: lacks the columns {', '.join(missing)}")
+    return frame

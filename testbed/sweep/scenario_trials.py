@@ -1,0 +1,87 @@
+"""A sweep over the keys of a scenario."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from testbed.core.errors import SpecError
+from testbed.results import RunFolder, load_run
+from testbed.run import check, run_into
+from testbed.scenario.load import parse_scenario, read_table
+from testbed.sweep.grid import Cell, Trial
+from testbed.sweep.sweep_file import Sweep
+from testbed.workloads.scenario import Scenario
+
+__all__ = ["ScenarioTrials"]
+
+START, EPOCH = 4.0, 1.0  # seconds: guesses, as long as no trial has been timed
+
+
+class ScenarioTrials:
+    """Runs a scenario with each cell's values; trial t with its seed + t. See
+    `testbed.sweep.player.Player`.
+
+    :param commands: The command line, for manifests.
+    """
+
+    def __init__(self, sweep: Sweep, command: list[str]) -> None:
+        assert sweep.table.scenario is not None
+        self._sweep, self._command = sweep, command
+        self._path = sweep.path.parent / sweep.table.scenario
+        self._table = read_table(self._path)
+
+    def scenario(self, cell: Cell, number: int = 0) -> Scenario:
+        """Return a trial's scenario.
+
+        :raises SpecError: A key or value is wrong.
+        """
+        table = {
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in self._table.items()
+        }
+        for path, value in self._sweep.settings(cell).items():
+            name, dot, key = path.partition(".")
+            if not dot and name != "faults":
+                raise SpecError(
+                    f"{self._sweep.path}: {path}: must be table.key, such as fabric.hosts, or"
+                    " faults"
+                )
+            if dot:
+                table.setdefault(name, {})[key] = value
+            else:
+                table[name] = value
+        made = parse_scenario(table, f"{self._sweep.path}: {cell}")
+        seed = (made.scenario.seed + number) % (1 << 32)
+        named = made.scenario.model_copy(update={"seed": seed})
+        return made.model_copy(update={"scenario": named}).resolve(self._path.resolve().parent)
+
+    def check(self, cell: Cell) -> None:
+        """See `Player`."""
+        scenario = self.scenario(cell)
+        try:
+            check(scenario)
+        except SpecError as error:
+            raise SpecError(f"{self._sweep.path}: {cell}: {error}") from None
+
+    def content(self) -> Any:
+        """See `Player`."""
+        return self._table
+
+    def guess(self, cell: Cell) -> float:
+        """See `Player`."""
+        made = self.scenario(cell)
+        return START + EPOCH * len(made.backends) * made.epochs * made.scenario.trials
+
+    def run(self, trial: Trial, folder: Path) -> None:
+        """See `Player`."""
+        with RunFolder(folder) as run:
+            scenario = self.scenario(trial.cell, trial.number)
+            run_into(run, scenario, quiet=True, command=self._command)
+            run.publish()
+
+    def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
+        """See `Player`."""
+        run = load_run(folder)
+        inner = int(run.manifest["scenario"]["scenario"]["trials"])
+        return run.frame.assign(trial=trial.number * inner + run.frame["trial"])

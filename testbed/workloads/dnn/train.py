@@ -1,0 +1,159 @@
+"""One rank's steps: forward, backward with a bucket summed as soon as it is complete, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from testbed.comm.backend import PHASES, Backend
+from testbed.core.errors import CollectiveError
+from testbed.gnn.weights import digest
+from testbed.workloads.dnn.buckets import Bucket, work_of
+from testbed.workloads.dnn.matrix_work import Work
+from testbed.workloads.dnn.scenario import DNNTable
+
+__all__ = ["DNNEpoch", "Trainer"]
+
+BLOCK = 1 << 16  # elements of the numbers that a gradient repeats
+SHIFT = 977  # by which they are shifted from step to step, so that no step has an earlier one's sum
+LEARNING_RATE = 0.01
+
+
+@dataclass(frozen=True)
+class DNNEpoch:
+    """A rank's record of an epoch; see `testbed.workloads.measures.RankEpoch`.
+
+    :param digest: Hash of the weights at the epoch's end, equal on all ranks.
+    """
+
+    epoch: int
+    times: dict[str, float]
+    entered: NDArray[np.float64]
+    left: NDArray[np.float64]
+    counts: dict[str, float]
+    digest: str
+
+
+class Trainer:
+    """One rank's gradient, weights and work.
+
+    The gradient holds known numbers in place of those of a real backward pass: they are written at
+    the same times and in the same order, and their sums can be checked. It is one vector in the
+    order in which backward computes it, so that each bucket is a slice that is summed in place.
+
+    :param units: Matrix multiplications of a step.
+    """
+
+    def __init__(self, table: DNNTable, units: int, rank: int, world: int, seed: int) -> None:
+        self.table, self.rank, self.world, self.seed = table, rank, world, seed
+        layers = table.architecture.layers
+        forward = units // 3
+        amounts = [layer.macs for layer in layers]
+        self._forward = work_of(amounts, forward)
+        self._backward = work_of(amounts[::-1], units - forward)  # twice the products of forward
+        sizes = [sum(layer.tensors) for layer in reversed(layers)]
+        self._ends = np.cumsum(sizes).tolist()
+        self._buckets: Sequence[Bucket] = table.buckets
+        self._work = Work()
+        self._weights = torch.zeros(table.architecture.parameters)
+        self._gradient = torch.zeros(table.architecture.parameters)
+        self._vector: NDArray[np.float32] = self._gradient.numpy()
+        self._draws = [self._draw(each) for each in range(world)]
+
+    def _draw(self, rank: int) -> NDArray[np.float32]:
+        draw = np.random.default_rng([self.seed, rank])
+        return np.tile(draw.standard_normal(BLOCK, np.float32), 2)  # from any place on, a block
+
+    def epoch(
+        self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] = lambda *_: None
+    ) -> DNNEpoch:
+        """Train for an epoch; a collective.
+
+        :raises CollectiveError: A collective could not complete, or a sum is wrong.
+        """
+        spent = dict.fromkeys(("forward", "backward", "exposed", "update"), 0.0)
+        phases, counters = dict(backend.phases), backend.counters()
+        spans: list[tuple[float, float, float]] = []
+        begun = time.monotonic()
+        # A backend is used by one thread at a time: this one, from here to the end of the epoch.
+        with ThreadPoolExecutor(1, "all-reduce") as thread:
+            try:
+                for step in range(self.table.steps):
+                    shift = (epoch * self.table.steps + step) * SHIFT % BLOCK
+                    spans += self._step(backend, thread, shift, spent)
+                    on_step(step + 1, self.table.steps)
+            except BaseException:
+                thread.shutdown(wait=False, cancel_futures=True)  # each would wait for its timeout
+                raise
+        whole = time.monotonic() - begun
+        self._check(backend, shift)
+        entered, left, cpu = np.array(spans).T
+        times = {**spent, "other": whole - sum(spent.values()), "epoch_time": whole}
+        times |= {phase: backend.phases[phase] - phases[phase] for phase in PHASES}
+        times |= {
+            "communication_time": float(np.sum(left - entered)),
+            "communication_cpu_time": float(np.sum(cpu)),
+        }
+        sent = backend.counters() - counters
+        counts: dict[str, float] = {"steps": self.table.steps, **asdict(sent)}
+        return DNNEpoch(epoch, times, entered, left, counts, digest(self._weights))
+
+    def _step(
+        self, backend: Backend, thread: ThreadPoolExecutor, shift: int, spent: dict[str, float]
+    ) -> list[tuple[float, float, float]]:
+        marks = [time.monotonic()]
+        for units in self._forward:
+            self._work.do(units)
+        marks.append(time.monotonic())
+        summed: list[Future[tuple[float, float, float]]] = []
+        waiting, done = list(self._buckets), 0
+        for units, end in zip(self._backward, self._ends, strict=True):
+            self._work.do(units)
+            self._fill(done, end, shift)
+            done = end
+            while self.table.overlap and waiting and waiting[0].end <= done:
+                summed.append(thread.submit(self._reduce, backend, waiting.pop(0)))
+        marks.append(time.monotonic())
+        summed += [thread.submit(self._reduce, backend, bucket) for bucket in waiting]
+        spans = [each.result() for each in summed]
+        marks.append(time.monotonic())
+        self._weights.add_(self._gradient, alpha=-LEARNING_RATE / self.world)
+        marks.append(time.monotonic())
+        for name, seconds in zip(spent, np.diff(marks), strict=True):
+            spent[name] += float(seconds)
+        return spans
+
+    def _fill(self, start: int, end: int, shift: int) -> None:
+        """Write this rank's numbers: element i of the gradient is number i + shift of the block."""
+        draws = self._draws[self.rank]
+        while start < end:
+            place = (start + shift) % BLOCK
+            count = min(end - start, BLOCK)
+            self._vector[start : start + count] = draws[place : place + count]
+            start += count
+
+    def _reduce(self, backend: Backend, bucket: Bucket) -> tuple[float, float, float]:
+        """Sum a bucket; return when this rank entered and left, and its CPU time."""
+        view = self._vector[bucket.start : bucket.end]
+        entered, used = time.monotonic(), time.thread_time()
+        backend.all_reduce(view, out=view)
+        return entered, time.monotonic(), time.thread_time() - used
+
+    def _check(self, backend: Backend, shift: int) -> None:
+        """Compare every sum of the last step with what it must be."""
+        sums = np.sum(np.asarray(self._draws, np.float64), axis=0)
+        bound = backend.error_bound(max(float(np.abs(draw).max()) for draw in self._draws))
+        for start in range(0, len(self._vector), BLOCK):
+            place, part = (start + shift) % BLOCK, self._vector[start : start + BLOCK]
+            errors = np.abs(part - sums[place : place + len(part)])
+            if not errors.max() <= bound:  # NaN is wrong as well
+                raise CollectiveError(
+                    f"{backend.name}: element {start + int(errors.argmax())} of rank {self.rank}'s"
+                    f" summed gradient is off by {errors.max():g}: must be at most {bound:g}"
+                )
