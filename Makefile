@@ -9,7 +9,7 @@ KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 OUTPUTS := build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf demo check test clean
+.PHONY: help setup apt venv bpf demo check test notebooks clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -45,6 +45,10 @@ test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run; status=$$?; \
 	$(SUDO) find $(OUTPUTS) -exec chown --no-dereference --reference=Makefile {} + 2>/dev/null; \
 	exit $$status
+
+notebooks: setup  ## JupyterLab on analysis/notebooks; installs it on first use
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements-notebooks.txt
+	@$(VENV)/bin/jupyter lab --notebook-dir analysis/notebooks
 
 clean:  ## remove what stopped testbeds left behind, build outputs and caches; keeps runs/ and .venv
 	@test ! -x $(VENV)/bin/testbed || $(SUDO) $(VENV)/bin/testbed clean

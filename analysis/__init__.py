@@ -1,1 +1,12 @@
-"""Tables, figures and reports made from a run's results."""
+"""Tables, figures and reports made from results, and a small library for notebooks::
+
+from analysis import breakdown, cdf, load, speedup, throughput
+
+runs = load("runs/*")
+speedup(runs, baseline="tcp-ring").save("speedup")
+"""
+
+from analysis.charts import Chart, breakdown, cdf, speedup, spread, throughput
+from analysis.loading import load
+
+__all__ = ["Chart", "breakdown", "cdf", "load", "speedup", "spread", "throughput"]

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import STYLE, style_of
+from analysis.style import STYLE, save, style_of
 from testbed.core.numbers import format_size
 
 __all__ = ["draw"]
@@ -46,8 +46,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             _label(right, "elements of an embedding", "bytes added (GB/s)")
         left.legend(frameon=False, fontsize=7)
         figure.tight_layout()
-        figure.savefig(path, metadata={"Software": None})
-    table.to_csv(path.with_suffix(".csv"), index=False)
+    save(figure, table, path, (path.suffix.removeprefix(".") or "png",))
 
 
 def _lines(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str, words: str) -> None:

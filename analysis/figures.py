@@ -1,9 +1,8 @@
-"""The figures of a data-parallel run, each as PNG with the CSV of what it plots."""
+"""The figures of a run's report, each as PNG, SVG and PDF with the CSV of what it plots."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -12,49 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import narrative
-from analysis.breakdown import breakdown_figure
+from analysis.charts import stack
+from analysis.cpu_time import breakdown, cpu_figure
+from analysis.loading import origin
+from analysis.style import STYLE, mark, save, style_of
 from analysis.summary import curve, epoch_split, traffic
 from analysis.workload import report_of
 from testbed.results import Run
 
-__all__ = ["FIGURES", "Plot", "draw_all", "style_of"]
-
-# Okabe and Ito's colours, distinguishable with any colour vision: computing is blue, all-reduce
-# red.
-PART_COLOURS = {
-    "sampling": "#bcd8ec",
-    "forward": "#7fb2d9",
-    "backward": "#0072b2",
-    "update": "#004a75",
-    "quantize": "#f0c987",
-    "communicate": "#d55e00",
-    "send": "#d55e00",
-    "wait": "#f3b7a0",
-    "exposed": "#d55e00",
-    "aggregate": "#a63603",
-    "dequantize": "#e69f00",
-    "all_reduce": "#cc79a7",
-    "other": "#b5b5b5",
-}
-BACKEND_STYLES = {
-    "xdp-ring": ("#d55e00", "-", "o"),
-    "tcp-ring": ("#0072b2", "--", "s"),
-    "gloo": ("#009e73", "-.", "^"),
-    "mpi": ("#cc79a7", ":", "D"),
-    "pinch": ("#d55e00", "-", "o"),
-    "tcp-push": ("#0072b2", "--", "s"),
-    "tcp-pull": ("#56b4e9", ":", "v"),
-}
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "figure.dpi": 150,
-    "savefig.bbox": "tight",
-}
+__all__ = ["FIGURES", "Plot", "draw_all"]
 
 
 @dataclass(frozen=True)
@@ -72,25 +37,17 @@ class Plot:
 
 
 def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Stack the parts of an epoch's time, one bar per backend."""
+    """Stack the parts of an epoch's time, one bar per backend, with the spread of all epochs."""
     parts = list(report_of(run).parts)
-    split = epoch_split(run)[parts]
-    figure = Figure(figsize=(8, 0.9 + 0.55 * len(split)))
-    axes = figure.subplots()
-    left = pd.Series(0.0, index=split.index)
-    names = list(split.index)[::-1]
-    for part in parts:
-        widths = split[part].clip(lower=0)
-        colour, label = PART_COLOURS.get(part, "#7f7f7f"), part.replace("_", "-")
-        axes.barh(names, widths[names], left=left[names], color=colour, label=label, height=0.62)
-        left += widths
-    for name in names:
-        axes.text(left[name], name, f" {left[name]:.2f} s", va="center")
-    axes.set_xlabel("seconds of the median epoch (mean over ranks)")
-    axes.set_xlim(0, float(left.max()) * 1.12)
-    axes.grid(visible=False, axis="y")
-    axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
-    return split.rename_axis("backend").reset_index(), figure
+    split = epoch_split(run).rename(columns={"fastest": "low", "slowest": "high"})
+    figure, _ = stack(split, parts, "median epoch, mean over ranks; bars: fastest to slowest")
+    data = split[parts].rename_axis("backend").reset_index()
+    return data, figure
+
+
+def cpu_time_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
+    """Stack the CPU time of an epoch by class, one bar per backend."""
+    return cpu_figure(breakdown(run))
 
 
 def loss_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
@@ -137,7 +94,7 @@ def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]] = {
     "cpu_time": (
-        breakdown_figure,
+        cpu_time_figure,
         "Where the CPU time goes",
         (
             "By sampled stacks. Blue is computing, orange {noun} in user space, green the kernel's"
@@ -149,8 +106,9 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
         split_figure,
         "Where an epoch's time goes",
         (
-            "Blue is computing, red and yellow is {noun}. The median epoch, mean over ranks; parts"
-            " add up to the epoch."
+            "Blue is computing, red, orange and yellow {noun}, grey the rest. The median epoch,"
+            " mean over ranks; parts add up to it. Thin bars reach from the fastest epoch to the"
+            " slowest."
         ),
     ),
     "loss": (
@@ -190,10 +148,8 @@ def draw_all(run: Run) -> list[Plot]:
         png, csv = folder / f"{name}.png", folder / f"{name}.csv"
         with mpl.rc_context(STYLE):
             data, figure = draw(run)
-            figure.savefig(
-                png, metadata={"Software": None}
-            )  # so that the same run gives the same bytes
-        data.to_csv(csv, index=False)
+            mark(figure, origin(run.frame, run.manifest["kernel"]))
+        save(figure, data, folder / name)
         text = report.captions.get(name, caption).format_map(
             {**vars(report), "frames": narrative.frames(run)}
         )
@@ -203,14 +159,23 @@ def draw_all(run: Run) -> list[Plot]:
 
 def _curves(run: Run, metric: str, label: str) -> tuple[pd.DataFrame, Figure]:
     table = curve(run, metric)
-    means = table.groupby("epoch").mean()
+    trials = table.groupby("epoch")
+    means = trials.mean()
     figure = Figure(figsize=(5.2, 3.2))
     axes = figure.subplots()
     for name in run.backends:
         _line(axes, means[name], name)
+        if table.index.get_level_values("trial").nunique() > 1:
+            low, high, epochs = trials[name].min(), trials[name].max(), means.index + 1
+            axes.fill_between(epochs, low, high, color=style_of(name)[0], alpha=0.15, lw=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    # Plain numbers: an axis of 1e-8 + 1.3 cannot be read.
+    axes.ticklabel_format(axis="y", useOffset=False, style="plain")
+    middle, reach = float(means.mean().mean()), float((means.max() - means.min()).max())
+    if reach < 1e-3 * abs(middle):
+        axes.set_ylim(middle * 0.95, middle * 1.05)
     axes.legend(frameon=False)
     data = table.reset_index().melt(["trial", "epoch"], var_name="backend", value_name=metric)
     return data, figure
@@ -230,8 +195,3 @@ def _line(axes: Axes, values: "pd.Series[float]", name: str) -> None:
         fillstyle="none",
         label=name,
     )
-
-
-def style_of(name: str) -> tuple[str, str, str]:
-    """Return a backend's or exchange's colour, line and marker, in all figures."""
-    return BACKEND_STYLES.get(name, ("#555555", "-", "x"))

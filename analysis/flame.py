@@ -15,7 +15,7 @@ from typing import Final
 
 import pandas as pd
 
-from analysis.breakdown import COLOURS
+from analysis.style import CLASS_COLOURS
 from testbed.results import Run
 from testbed.telemetry.classify import UNCLASSIFIED, Classes, load_classes
 from testbed.telemetry.stacks import unfold
@@ -66,7 +66,7 @@ class _Colours:
         if key not in self._known:
             found = self._classes.of((name,), ()) if kernel else self._classes.of((), (name,))
             self._known[key] = (
-                None if found == UNCLASSIFIED else COLOURS.get(found.partition(".")[0])
+                None if found == UNCLASSIFIED else CLASS_COLOURS.get(found.partition(".")[0])
             )
         return self._known[key] or caller
 
@@ -125,9 +125,11 @@ def flame_graph(run: Run, stacks: pd.DataFrame, inside: bool = False) -> str:
     found = trees(stacks, inside)
     rate = int(stacks["rate"].iloc[0])
     shown = dict.fromkeys(
-        each.partition(".")[0] for each in stacks["class"] if each.partition(".")[0] in COLOURS
+        each.partition(".")[0]
+        for each in stacks["class"]
+        if each.partition(".")[0] in CLASS_COLOURS
     )
-    legend = [name for name in COLOURS if name in shown]
+    legend = [name for name in CLASS_COLOURS if name in shown]
     parts, top = [], 74.0 + 18 * math.ceil(len(legend) / _ACROSS)
     for node, frame in found.items():
         heading = f"{node}: {frame.samples / rate:.3g} s of CPU time, {frame.samples} samples"
@@ -177,7 +179,7 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
     for index, name in enumerate(names):
         x, y = _MARGIN + index % _ACROSS * _WIDTH / _ACROSS, 54 + index // _ACROSS * 18
         yield (
-            f'<rect x="{x:g}" y="{y}" width="12" height="12" fill="{COLOURS[name]}"'
+            f'<rect x="{x:g}" y="{y}" width="12" height="12" fill="{CLASS_COLOURS[name]}"'
             f' stroke="#999999"/><text x="{x + 17:g}" y="{y + 10}">'
             f"{html.escape(titles.get(name, name))}</text>"
         )

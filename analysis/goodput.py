@@ -11,15 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import STYLE, style_of
+from analysis.style import STYLE, save, style_of
 
 __all__ = ["draw"]
 
-VARIANTS = {
-    "xdp-ring/upstream": ("#d55e00", "-", "o"),
-    "xdp-ring/origin": ("#e69f00", "-", "v"),
-    "xdp-ring/timer": ("#cc79a7", ":", "D"),
-}
 LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that it can show 0
 
 
@@ -38,7 +33,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         losses = sorted(drawn["loss"].unique() * 100)
         for (name, hosts), cells in drawn.groupby(["backend", "hosts"], sort=False):
             label = str(name) if table["hosts"].nunique() == 1 else f"{name}, {hosts} hosts"
-            colour, dash, marker = VARIANTS.get(str(name)) or style_of(str(name))
+            colour, dash, marker = style_of(str(name))
             style = {
                 "color": colour,
                 "linestyle": dash,
@@ -52,8 +47,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         _axes(right, losses, "extra bytes on the wire (%)")
         left.legend(frameon=False, fontsize=8)
         figure.tight_layout()
-        figure.savefig(path, metadata={"Software": None})
-    table.to_csv(path.with_suffix(".csv"), index=False)
+    save(figure, table, path, (path.suffix.removeprefix(".") or "png",))
 
 
 def _axes(axes: Axes, losses: Sequence[float], label: str) -> None:

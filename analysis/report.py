@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from analysis import breakdown, narrative, summary
+from analysis import cpu_time, narrative, summary
 from analysis.figures import Plot, draw_all
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
@@ -111,8 +111,8 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
             for name, row in split.iterrows()
         ],
         "shares": [
-            {"backend": name, **row, "overhead": breakdown.overheads(run).get(str(name))}
-            for name, row in breakdown.network_shares(run).iterrows()
+            {"backend": name, **row, "overhead": cpu_time.overheads(run).get(str(name))}
+            for name, row in cpu_time.network_shares(run).iterrows()
         ],
         "counted": [{"backend": name, **row} for name, row in summary.counted(run).iterrows()],
         "learned": learned(run),

@@ -6,6 +6,7 @@
  * for types that are only declared. So each type that no other type contains is named here once.
  */
 #include "shared/adjacency_native_abi.h"
+#include "shared/capture_abi.h"
 #include "shared/delay_abi.h"
 #include "shared/fault_abi.h"
 #include "shared/mesh_native_abi.h"
@@ -111,6 +112,10 @@ KEEP(struct mesh_peer);
 KEEP(struct mesh);
 KEEP(enum adjacency_sum);
 KEEP(struct adjacency);
+
+KEEP(enum capture_size);
+KEEP(struct capture_config);
+KEEP(struct captured);
 
 KEEP(enum tap_size);
 KEEP(struct tapped);

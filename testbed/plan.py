@@ -5,14 +5,17 @@ is not given. The graph comes from the Mininet Topo classes in ``topologies``, s
 cannot disagree. `FabricOptions` defines the options of a fabric for scenario files, flags and code.
 """
 
+import inspect
 import os
+import re
 import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from annotated_types import Le
+from pydantic import Field, model_validator
 
 from testbed.core.errors import SpecError
 from testbed.core.tables import Named, Table, checked
@@ -24,6 +27,7 @@ __all__ = [
     "MAX_MTU",
     "MAX_SIMULATED_HOSTS",
     "MIN_MTU",
+    "NAME",
     "TAKES_K",
     "Datapath",
     "FabricOptions",
@@ -53,14 +57,23 @@ MAX_MTU = 65_535
 #: (drivers/net/veth.c). Programs need ``xdp.frags`` for more.
 MAX_LINEAR_MTU = 3506
 MAX_QUEUES = 64
+#: Names of hosts and switches, in a fabric's own Topo or another's: letters, digits, and dots,
+#: underscores and hyphens between them. It is what fault rules, files and devices can carry.
+NAME = r"[A-Za-z][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*"
+MAX_NAME = 32
+IFNAMSIZ = 15  # the longest name of an interface
 
 
 class FabricOptions(Table):
     """``[fabric]``: hosts, links and switches."""
 
     hosts: int = Field(default=4, ge=1, le=MAX_HOSTS, description="number of hosts, one rank each")
-    topology: Annotated[str, Named(TOPOLOGIES)] = Field(
-        default="star", description="how switches are joined"
+    topology: Annotated[str, Named(TOPOLOGIES, arguments=True)] = Field(
+        default="star",
+        description=(
+            "how switches are joined: a name, or module:Class of a Mininet Topo with arguments as"
+            " in mn --topo, such as mininet.topolib:TreeTopo,depth=2,fanout=2"
+        ),
     )
     k: int | None = Field(
         default=None,
@@ -97,6 +110,32 @@ class FabricOptions(Table):
         description="queues of an interface; default: one per CPU",
     )
 
+    @model_validator(mode="after")
+    def _as_the_topo_says(self) -> Self:
+        """Take the number of hosts from a Topo that has its own; `hosts` may be left out."""
+        name, comma, _ = self.topology.partition(",")
+        if TOPOLOGIES.owns(name):
+            if comma:
+                raise ValueError(
+                    f'topology = "{self.topology}": {name} takes no arguments but hosts and k'
+                )
+            return self
+        try:
+            count = len(make_topo(self.topology, {"hosts": self.hosts}).hosts())
+        except SpecError as error:
+            raise ValueError(f'topology = "{self.topology}": {error}') from None
+        most = next(
+            each.le for each in type(self).model_fields["hosts"].metadata if isinstance(each, Le)
+        )
+        if not 1 <= count <= int(str(most)):
+            raise ValueError(
+                f'topology = "{self.topology}": has {count} hosts: must be 1 to {most}'
+            )
+        if self.hosts not in (count, type(self).model_fields["hosts"].default):
+            raise ValueError(f"hosts = {self.hosts}: must be {count}, as topology {name} has")
+        self.__dict__["hosts"] = count
+        return self
+
     def plan(self, net: int = 0) -> "FabricPlan":
         """Plan the fabric; see `plan_fabric`."""
         return plan_fabric(
@@ -110,7 +149,7 @@ class SimulatedFabricOptions(FabricOptions):
     hosts: int = Field(
         default=64, ge=1, le=MAX_SIMULATED_HOSTS, description="number of hosts, one rank each"
     )
-    topology: Annotated[str, Named(TOPOLOGIES)] = Field(
+    topology: Annotated[str, Named(TOPOLOGIES, arguments=True)] = Field(
         default="fat-tree", description="how switches are joined"
     )
     switch: SwitchKind = Field(
@@ -163,8 +202,11 @@ class SwitchPlan:
     forwarding: Mapping[str, int]
 
     def ifname(self, port: int) -> str:
-        """Name of the interface of ``port``, inside the switch's namespace."""
-        return f"{self.name}-eth{port}"
+        """Name of the interface of ``port``, inside the switch's namespace; without the switch's
+        name if that is too long.
+        """
+        name = f"{self.name}-eth{port}"
+        return name if len(name) <= IFNAMSIZ else f"eth{port}"
 
 
 @dataclass(frozen=True)
@@ -277,6 +319,7 @@ def plan_fabric(
         raise SpecError(f"net: {net}: must be 0 to 255")
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
+    hosts = options.hosts
     parameters = {"hosts": hosts}
     if topology in TAKES_K:
         parameters["k"] = _size(topology, hosts, k)
@@ -284,10 +327,19 @@ def plan_fabric(
         names = " and ".join(map(repr, TAKES_K))
         raise SpecError(f"k: {k} has no meaning for topology {topology!r}, only for {names}")
 
-    topo = TOPOLOGIES[topology](**parameters)
+    topo = make_topo(topology, parameters)
     links = tuple(
         LinkPlan(info["node1"], info["port1"], info["node2"], info["port2"])
         for _, _, info in topo.links(sort=True, withInfo=True)
+    )
+    hosts_of_topo = set(topo.hosts())
+    links = tuple(
+        link
+        if link.a in hosts_of_topo
+        else LinkPlan(link.b, link.b_port, link.a, link.a_port)
+        if link.b in hosts_of_topo
+        else link
+        for link in links
     )
     of_host = {link.a: link for link in links}
     host_plans = tuple(
@@ -303,6 +355,108 @@ def plan_fabric(
         offload=offload,
         queues=queues,
     )
+
+
+def make_topo(topology: str, parameters: Mapping[str, int]) -> Any:
+    """Return a Mininet Topo that a fabric can be made of.
+
+    :param topology: A name, and for a Topo of another package its arguments, as in ``mn --topo``.
+    :param parameters: Arguments for those that take them.
+    :raises SpecError: The class refuses the arguments, or the graph has what a fabric cannot have.
+    """
+    name, *rest = topology.split(",")
+    kind = TOPOLOGIES[name]
+    positional = [_number(text) for text in rest if "=" not in text]
+    named = {key: _number(value) for key, _, value in (t.partition("=") for t in rest if "=" in t)}
+    if not rest:
+        known = inspect.signature(kind.build).parameters
+        takes_all = TOPOLOGIES.owns(name)
+        named = {key: value for key, value in parameters.items() if takes_all or key in known}
+    try:
+        topo = kind(*positional, **named)
+    except Exception as error:  # whatever a class does with arguments that it does not expect
+        text = " ".join(str(error).split())
+        raise SpecError(f"{name}: {type(error).__name__}: {text}") from error
+    if not TOPOLOGIES.owns(name):
+        _check_topo(topo)
+    return topo
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _check_topo(topo: Any) -> None:
+    """Refuse what a plan cannot express.
+
+    :raises SpecError: The text names the node or link.
+    """
+    hosts, switches = set(topo.hosts()), set(topo.switches())
+    for node in (*topo.hosts(), *topo.switches()):
+        if not re.fullmatch(NAME, node) or len(node) > MAX_NAME:
+            raise SpecError(
+                f"node {node!r}: its name must be at most {MAX_NAME} letters, digits, and single"
+                " dots or hyphens between them, beginning with a letter"
+            )
+    for host in topo.hosts():
+        if options := sorted(topo.nodeInfo(host)):
+            raise SpecError(
+                f"host {host} has {', '.join(options)}: options of hosts are not honoured here"
+            )
+    joined: dict[str, set[str]] = {node: set() for node in hosts | switches}
+    links: dict[str, int] = dict.fromkeys(hosts, 0)
+    for a, b, info in topo.links(withInfo=True):
+        if a in hosts and b in hosts:
+            raise SpecError(f"link {a}-{b}: must join a host and a switch, or two switches")
+        if words := {key: value for key, value in info.items() if key not in _LINK_KEYS}:
+            raise SpecError(f"link {a}-{b} has {_words(words)}{_as_faults(a, b, hosts, words)}")
+        joined[a].add(b)
+        joined[b].add(a)
+        for node in {a, b} & hosts:
+            links[node] += 1
+    for host, count in links.items():
+        if count != 1:
+            raise SpecError(f"host {host} has {count} links: must have one")
+    reached, todo = set(), [*topo.hosts()[:1]]
+    while todo:
+        if (node := todo.pop()) not in reached:
+            reached.add(node)
+            todo += joined[node]
+    if apart := sorted(hosts - reached):
+        raise SpecError(f"host {apart[0]} is not connected to {topo.hosts()[0]}")
+
+
+_LINK_KEYS = frozenset({"node1", "node2", "port1", "port2"})
+
+
+def _words(words: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(words.items()))
+
+
+def _as_faults(a: str, b: str, hosts: set[str], words: Mapping[str, Any]) -> str:
+    """Say how what TCLink would do to a host's link is written as faults."""
+    refusal = ": a Topo's links have no options here"
+    host = next(iter({a, b} & hosts), None)
+    if host is None:
+        return f"{refusal}, and faults and limits are for links of hosts"
+    both = [f"link={host}->*", f"link=*->{host}"]
+    texts = []
+    if "bw" in words:
+        queue = (
+            f" queue={int(words['max_queue_size']) * 1514}B" if "max_queue_size" in words else ""
+        )
+        texts.append(f"limit host={host} rate={words['bw']}mbit{queue}")
+    if "delay" in words:
+        jitter = f" jitter={words['jitter']}" if "jitter" in words else ""
+        texts += [f"delay delay={words['delay']}{jitter} {link}" for link in both]
+    if "loss" in words:
+        texts += [f"drop p={float(words['loss']) / 100:g} {link}" for link in both]
+    return f"{refusal}; as faults they are: {'; '.join(texts)}" if texts else refusal
 
 
 def _size(topology: str, hosts: int, k: int | None) -> int:

@@ -34,6 +34,8 @@ VERBS = (
     "soak",
     "up",
     "exec",
+    "capture",
+    "dissector",
     "attach",
     "detach",
     "status",

@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
         epilog=options.examples(
             "sudo testbed up --hosts 4",
             "sudo testbed up --hosts 8 --topology leaf-spine --k 2 --switch bridge --run-id lab",
+            "sudo testbed up --topology mininet.topolib:TreeTopo,depth=2,fanout=3 --cli",
             "sudo testbed exec h1 -- ping -c 3 h2",
             "sudo testbed down",
         )
@@ -27,6 +28,9 @@ def up(
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay, and take the fabric down on Ctrl-C.")
+    ] = False,
+    cli: Annotated[
+        bool, typer.Option("--cli", help="Stay, with Mininet's prompt, until exit or Ctrl-D.")
     ] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
@@ -54,7 +58,7 @@ def up(
                 f"  {host.name:4} {host.ip:12} {host.mac}  on {host.switch} port {host.port}"
             )
 
-    if foreground:
-        hold(plan, run_id, announce)
+    if foreground or cli:
+        hold(plan, run_id, announce, prompt=cli)
     else:
         announce(start(plan, run_id))

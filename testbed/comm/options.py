@@ -95,7 +95,7 @@ class CollectiveOptions(GroupOptions):
         le=1 << 31,
         description=(
             "bytes of lanes that xdp-ring reduces at a time, in the same memory, which so stays in"
-            " the cache; 0: 256 KiB"
+            " the cache; 0: the whole tensor"
         ),
     )
     on_overflow: OnOverflow = Field(

@@ -86,10 +86,12 @@ class Named:
     """In an annotation: a string that must be a name in a registry.
 
     :param accepts: Which of its objects are accepted; None: all.
+    :param arguments: Whether arguments may follow the name, after commas.
     """
 
     registry: Registry[Any]
     accepts: Callable[[Any], bool] | None = None
+    arguments: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -106,7 +108,8 @@ class Named:
         """Check the name after the type; see pydantic."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def _check(self, name: str) -> str:
+    def _check(self, given: str) -> str:
+        name = given.partition(",")[0] if self.arguments else given
         if name not in self.registry:
             raise PydanticCustomError("unknown_name", "unknown name", {"known": self.names})
         try:
@@ -115,7 +118,7 @@ class Named:
             raise PydanticCustomError("bad_object", "bad object", {"text": str(error)}) from error
         if self.accepts and not self.accepts(found):
             raise PydanticCustomError("unknown_name", "unknown name", {"known": self.names})
-        return name
+        return given
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from testbed.core.errors import SpecError
 from testbed.faults.copies import check_bounded
 from testbed.faults.units import parse_seconds
-from testbed.plan import FabricPlan
+from testbed.plan import NAME, FabricPlan
 
 __all__ = [
     "Event",
@@ -57,11 +57,11 @@ def _names(value: object, pattern: str) -> tuple[str, ...]:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    return _names(value, r"h[1-9]\d*")
+    return _names(value, NAME)
 
 
 def _switches(value: object) -> tuple[str, ...]:
-    return _names(value, r"(?!h\d)[a-z]+[1-9]\d*")
+    return _names(value, NAME)
 
 
 def _sets(value: object) -> tuple[tuple[str, ...], ...]:

@@ -13,6 +13,7 @@ from testbed.core.renamed import renamed
 from testbed.faults.identity import KINDS
 from testbed.faults.units import parse_seconds
 from testbed.kernel.abi import constant, dtype
+from testbed.plan import NAME
 
 __all__ = [
     "MAX_COPIES",
@@ -41,7 +42,7 @@ MAX_DELAY = 60.0
 # with FATE_LOOKBACK of bpf/shared/fault_abi.h, one state in 10**9 is drawn anew instead of found
 LEAST_MIXING = 0.02
 
-_LINK = re.compile(r"(\*|h[1-9]\d*)->(\*|h[1-9]\d*)")
+_LINK = re.compile(rf"(\*|{NAME})->(\*|{NAME})")
 
 
 class Range(NamedTuple):

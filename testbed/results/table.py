@@ -119,11 +119,12 @@ class Run:
         return self.frame[self.frame["metric"] == name]
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path, finished: bool = True) -> Run:
     """Read a run's folder.
 
-    :raises SpecError: It is not a run's folder, or the run did not finish and the table is
-        incomplete.
+    :param finished: Refuse a run that was interrupted or failed; else what it has measured is read.
+    :raises SpecError: It is not a run's folder, nothing was measured, it cannot be read, or the run
+        did not finish.
     """
     manifest = read_manifest(path)
     try:
@@ -134,7 +135,7 @@ def load_run(path: Path) -> Run:
         ) from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
-    if (status := manifest.get("status")) != "complete":
+    if finished and (status := manifest.get("status")) != "complete":
         raise SpecError(f"{path}: is not the folder of a finished run: its status is {status}")
     missing = [column for column in COLUMNS if column not in frame]
     if missing:

@@ -17,12 +17,18 @@ from testbed.plan import FabricPlan
 __all__ = ["hold", "start"]
 
 
-def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any]], None]) -> None:
+def hold(
+    plan: FabricPlan,
+    run_id: str | None,
+    announce: Callable[[dict[str, Any]], None],
+    prompt: bool = False,
+) -> None:
     """Build a fabric and hold it until a signal ends this process or a worker dies.
 
     The datapath is set to the plan's switch kind: ``xdp`` for ``xdp``, ``sockets`` for ``bridge``.
 
     :param announce: Called with the run's id and process id when everything is up.
+    :param prompt: Give Mininet's prompt, and end when the user leaves it.
     """
     from testbed.fabric import Fabric
     from testbed.run.control import Control
@@ -30,6 +36,12 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
 
     with Fabric(plan, run_id, kept=True) as fabric, Workers(fabric):
         set_datapath(fabric, "xdp" if plan.switch_kind == "xdp" else "sockets")
+        if prompt:
+            from testbed.run.prompt import Prompt
+
+            announce({"run_id": fabric.run_id, "controller": os.getpid()})
+            Prompt(fabric)
+            return
         with Control(fabric) as control:
             announce({"run_id": fabric.run_id, "controller": os.getpid()})
             control.serve()

@@ -23,12 +23,12 @@ def check_faults(
     :param needs: The datapath of each backend.
     :raises ValueError: One does not fit; the text starts with its key.
     """
-    _check_hosts(fabric, faults)
     plan = _plan(fabric)
+    known = [host.name for host in plan.hosts] if plan else _usual_names(fabric.hosts)
+    _check_hosts(known, faults)
     floods = [event for event in events_of(faults) if isinstance(event, Flood)]
     if plan:
         _check_switches(faults, plan)
-    known = [f"h{number + 1}" for number in range(fabric.hosts)]
     rules = rules_of(faults)
     emulated = [rule for rule in rules if rule.backend == "netem"]
     try:
@@ -59,12 +59,16 @@ def check_faults(
         )
 
 
-def _check_hosts(fabric: FabricOptions, faults: Sequence[Fault]) -> None:
-    known = [f"h{number + 1}" for number in range(fabric.hosts)]
+def _usual_names(hosts: int) -> list[str]:
+    return [f"h{number + 1}" for number in range(hosts)]
+
+
+def _check_hosts(known: Sequence[str], faults: Sequence[Fault]) -> None:
     for index, fault in enumerate(faults):
         key, names = hosts_of(fault)
         if strangers := [name for name in names if name not in known]:
-            allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
+            usual = len(known) > 1 and known == _usual_names(len(known))
+            allowed = f"h1 to {known[-1]}" if usual else ", ".join(known)
             raise ValueError(
                 f"faults[{index}].{key}: {strangers[0]} is not a host of this fabric: must be"
                 f" {allowed}"

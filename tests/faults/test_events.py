@@ -195,8 +195,8 @@ def test_events_know_their_hosts_and_links() -> None:
             ),
         ),
         (
-            "flood switch=h1",
-            "switches = h1: must be switches such as s1 or leaf2, separated by commas, each once",
+            "flood switch=1s",
+            "switches = 1s: must be switches such as s1 or leaf2, separated by commas, each once",
         ),
         (
             "flood switches=s1,s1",

@@ -58,8 +58,8 @@ REFUSED = {
         "fault 'drop link=h1': link = h1: must be links of two hosts such as h1->h2, *->h2 or"
         " h1->*, separated by commas"
     ),
-    "drop link=h0->h1": (
-        "link = h0->h1: must be links of two hosts such as h1->h2, *->h2 or h1->*, separated by"
+    "drop link=0h->h1": (
+        "link = 0h->h1: must be links of two hosts such as h1->h2, *->h2 or h1->*, separated by"
         " commas"
     ),
     "drop link=h1->h1": "link = h1->h1: must be links of two hosts such as h1->h2, ",

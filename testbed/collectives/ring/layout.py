@@ -37,7 +37,6 @@ __all__ = [
     "MOST_IN_FLIGHT",
     "MOST_TOKENS",
     "NACK_HOLDOFF_US",
-    "SEGMENT",
     "Layout",
     "Pace",
     "chunk_bytes_for",
@@ -57,11 +56,6 @@ CHECK_BYTES = constant("RING_CHECK_BYTES")
 LEAST_BLOCK = 1 << 20
 """Minimum bytes of lanes in a block. A smaller tensor is not split, because a kick would cost more
 than waiting.
-"""
-
-SEGMENT = 1 << 18
-"""Bytes of lanes that are reduced at a time. The segments of a tensor are reduced one after the
-other in the same memory, which so stays in the cache.
 """
 
 LEAST_SHARE = 1024
@@ -128,7 +122,8 @@ class Pace:
 
     :param tokens: Jumbo frames in flight per rank; 0: `ONE_TOKEN` and `MOST_TOKENS` decide.
     :param slice: Bytes of lanes that are quantized at a time; 0: `BLOCKS` and `LEAST_BLOCK` decide.
-    :param segment: Bytes of lanes that are reduced at a time; 0: `SEGMENT`.
+    :param segment: Bytes of lanes that are reduced at a time, one segment after the other in the
+        same memory, which so stays in the cache; 0: all.
     """
 
     tokens: int = 0
@@ -140,13 +135,13 @@ class Pace:
         """What a group's options say."""
         return cls(options.tokens, options.slice, options.segment)
 
-    def longest(self, lanes: Lanes) -> int:
-        """Values that are reduced at a time, at most."""
-        return max(1, (self.segment or SEGMENT) // lanes.bytes)
+    def longest(self, size: int, lanes: Lanes) -> int:
+        """Values of a tensor that are reduced at a time, at most."""
+        return min(size, max(1, self.segment // lanes.bytes)) if self.segment else size
 
     def cut(self, size: int, lanes: Lanes) -> list[range]:
         """Divide a tensor into segments of equal length."""
-        parts = max(1, -(-size // self.longest(lanes)))
+        parts = max(1, -(-size // max(1, self.longest(size, lanes))))
         each = max(1, -(-size // parts))
         return [range(first, min(size, first + each)) for first in range(0, size, each)]
 

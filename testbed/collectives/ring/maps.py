@@ -56,7 +56,7 @@ class Maps(Closing):
     def __init__(self, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
         self.chunk_bytes = chunk_bytes_for(spec.mtu, spec.chunk)
-        longest = min(spec.capacity, Pace.of(spec).longest(lanes))
+        longest = Pace.of(spec).longest(spec.capacity, lanes)
         chunks = chunks_for(longest, lanes, self.chunk_bytes)
         if chunks > MAX_CHUNKS:
             raise SpecError(

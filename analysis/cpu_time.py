@@ -4,38 +4,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from analysis.style import CLASS_COLOURS, scale_of
 from testbed.results import Run
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
 
-__all__ = ["breakdown", "breakdown_figure", "network_shares", "overheads"]
-
-# Computing is blue, user space of collectives orange, the network stack green, the testbed's
-# programs red, the rest of the kernel purple. Neighbours differ in lightness, so that they are told
-# apart with any colour vision.
-COLOURS = {
-    "model": "#0072b2",
-    "memory": "#7fb2d9",
-    "python": "#bcd8ec",
-    "library": "#dfe9f2",
-    "quantize": "#f0c987",
-    "reduce": "#e69f00",
-    "program": "#d55e00",
-    "copy": "#00402f",
-    "socket": "#cdeee3",
-    "packet": "#8fd9c1",
-    "tcp": "#009e73",
-    "ip": "#5cc9a7",
-    "device": "#006e50",
-    "switch": "#a9e2d0",
-    "syscall": "#5e3c99",
-    "scheduler": "#b2a1d2",
-    "interrupt": "#8c6bb1",
-    "fault": "#e0d7ee",
-    "file": "#d4b9da",
-    "telemetry": "#333333",
-    UNCLASSIFIED: "#ffffff",
-}
+__all__ = ["breakdown", "cpu_figure", "network_shares", "overheads"]
 
 
 def breakdown(run: Run, inside: bool = False) -> pd.DataFrame:
@@ -59,7 +33,10 @@ def breakdown(run: Run, inside: bool = False) -> pd.DataFrame:
     sums = rows.groupby(["backend", name.rename("class"), softirq.rename("softirq")])["value"].sum()
     table = sums.unstack(["class", "softirq"], fill_value=0.0).div(epochs, axis=0)
     order = [
-        (each, soft) for each in COLOURS for soft in (False, True) if (each, soft) in table.columns
+        (each, soft)
+        for each in CLASS_COLOURS
+        for soft in (False, True)
+        if (each, soft) in table.columns
     ]
     return table.reindex([name for name in run.backends if name in table.index])[order]
 
@@ -101,21 +78,24 @@ def overheads(run: Run) -> dict[str, float]:
     return {name: float(ratios[name]) for name in run.backends if name in ratios}
 
 
-def breakdown_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Stack the CPU time of an epoch by class, one bar per backend; hatched is softirq."""
-    table, classes = breakdown(run), load_classes()
+def cpu_figure(table: pd.DataFrame) -> tuple[pd.DataFrame, Figure]:
+    """Stack the CPU time of an epoch by class, one bar per row; hatched is softirq.
+
+    :param table: As of `breakdown`.
+    """
+    classes = load_classes()
     figure = Figure(figsize=(8, 2.3 + 0.55 * len(table)))
     axes = figure.subplots()
     names = list(table.index)[::-1]
     left = pd.Series(0.0, index=table.index)
-    scale, unit = (1e3, "ms") if table.sum(axis=1).max() < 1 else (1.0, "s")
+    scale, unit = scale_of(table.sum(axis=1))
     for name, soft in table.columns:
         widths = table[name, soft] * scale
         axes.barh(
             names,
             widths[names],
             left=left[names],
-            color=COLOURS[name],
+            color=CLASS_COLOURS[name],
             edgecolor="#555555" if soft else "none",
             hatch="////" if soft else None,
             linewidth=0,
@@ -124,12 +104,14 @@ def breakdown_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
         left += widths
     for name in names:
         axes.text(left[name], name, f" {left[name]:.3g} {unit}", va="center")
-    axes.set_xlabel(f"CPU time of an epoch, {unit}: all hosts and switches, mean of sampled epochs")
+    axes.set_xlabel(f"CPU time of an epoch, all hosts and switches, mean of sampled epochs, {unit}")
     axes.set_xlim(0, float(left.max()) * 1.14)
     axes.grid(visible=False, axis="y")
     shown = dict.fromkeys(name for name, _ in table.columns)
     handles = [
-        Patch(facecolor=COLOURS[name], edgecolor="#999999", label=classes.titles.get(name, name))
+        Patch(
+            facecolor=CLASS_COLOURS[name], edgecolor="#999999", label=classes.titles.get(name, name)
+        )
         for name in shown
     ]
     handles.append(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.breakdown import breakdown, network_shares, overheads
+from analysis.cpu_time import breakdown, network_shares, overheads
 from analysis.report import make_report
 from analysis.summary import epoch_split
 from testbed.results import Table, load_run

@@ -1,0 +1,310 @@
+"""What a person asks for in a notebook: a chart with the points that it plots.
+
+Each function takes what `analysis.load` returns, or rows of it. Values are medians over trials, and
+bars reach from the smallest to the largest trial; with a single trial, both are over its epochs.
+Epochs in which telemetry counted are left out, since it slows them down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.cpu_time import breakdown as cpu_breakdown
+from analysis.cpu_time import cpu_figure
+from analysis.loading import each_run, origin
+from analysis.style import PART_COLOURS, STYLE, mark, save, scale_of, style_of
+from analysis.summary import epoch_split
+from analysis.workload import in_kernel, report_of
+from testbed.core.errors import SpecError
+from testbed.core.numbers import format_size
+
+__all__ = ["Chart", "breakdown", "cdf", "speedup", "spread", "stack", "throughput"]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure, and the points that it plots. A notebook shows it as it is."""
+
+    data: pd.DataFrame
+    figure: Figure
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write PNG, SVG and PDF, and the points as CSV; return the pictures.
+
+        :param path: Without an ending.
+        """
+        return save(self.figure, self.data, Path(path))
+
+    def _repr_png_(self) -> bytes:
+        out = BytesIO()
+        with mpl.rc_context(STYLE):
+            self.figure.savefig(out, format="png", dpi=110)
+        return out.getvalue()
+
+
+def spread(runs: pd.DataFrame, metric: str, by: Sequence[str] = ("backend",)) -> pd.DataFrame:
+    """Return `median`, `low`, `high` and `count` of a metric for each combination of `by`.
+
+    A metric of ranks is the mean over ranks first, then the median over a trial's epochs.
+
+    :raises SpecError: No run has the metric.
+    """
+    rows = runs[runs["metric"] == metric]
+    if rows.empty:
+        known = ", ".join(sorted(set(runs["metric"]))[:40])
+        raise SpecError(f"metric {metric}: is in none of these runs: must be one of {known}")
+    keys = ["run", *[each for each in by if each != "run"], "trial"]
+    if "cell" in rows:
+        keys.append("cell")
+    epochs = [*keys, "epoch"] if "epoch" in rows and rows["epoch"].notna().any() else keys
+    counted = runs[runs["metric"] == "counted_time"]
+    if len(counted) and "epoch" in epochs:
+        marks = ["run", "backend", "trial", "epoch"]
+        left_out = pd.MultiIndex.from_frame(counted[marks])
+        rows = rows[~pd.MultiIndex.from_frame(rows[marks]).isin(left_out)]
+    each = rows.groupby(epochs, sort=False)["value"].mean()
+    trials = each.groupby(keys, sort=False).median()
+    few = each if trials.groupby(list(by), sort=False).size().max() == 1 else trials
+    grouped = few.groupby(list(by), sort=False)
+    return pd.DataFrame(
+        {
+            "median": trials.groupby(list(by), sort=False).median(),
+            "low": grouped.min(),
+            "high": grouped.max(),
+            "count": grouped.size(),
+        }
+    )
+
+
+def stack(split: pd.DataFrame, parts: Sequence[str], label: str) -> tuple[Figure, Axes]:
+    """Stack the parts of each row's time, one bar a row, in the unit that suits them.
+
+    :param split: Seconds, one column per part; with `low` and `high`, bars of the whole's spread.
+    :param label: What is shown; the unit is added.
+    """
+    factor, unit = scale_of(split[list(parts)].clip(lower=0).sum(axis=1))
+    figure = Figure(figsize=(8, 1.1 + 0.55 * len(split)))
+    axes = figure.subplots()
+    names = [str(name) for name in split.index]
+    places, left = np.arange(len(split))[::-1], np.zeros(len(split))
+    for part in parts:
+        widths = split[part].clip(lower=0).to_numpy() * factor
+        colour = PART_COLOURS.get(part, "#7f7f7f")
+        axes.barh(places, widths, 0.62, left, color=colour, label=part.replace("_", "-"))
+        left = left + widths
+    ends = left.copy()
+    if {"low", "high"} <= set(split.columns):
+        low, high = split["low"].to_numpy() * factor, split["high"].to_numpy() * factor
+        reach = np.abs(np.array([np.minimum(low - left, 0), np.maximum(high - left, 0)]))
+        axes.errorbar(left, places, xerr=reach, fmt="none", ecolor="#333333", capsize=3, lw=1)
+        ends = np.maximum(left, high)
+    for place, value, end in zip(places, left, ends, strict=True):
+        axes.text(end, place, f"  {value:.3g} {unit}", va="center")
+    axes.set_yticks(places, names)
+    axes.set_xlabel(f"{label}, {unit}")
+    axes.set_xlim(0, float(ends.max()) * 1.16)
+    axes.grid(visible=False, axis="y")
+    axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
+    return figure, axes
+
+
+def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
+    """Show where an epoch's time goes, one bar per run and transport.
+
+    :param of: ``cpu``: CPU time by class, from telemetry; ``epoch``: the epoch's wall-clock time by
+        its parts. By default the first where all runs have it.
+    """
+    several = runs["run"].nunique() > 1
+    each = list(each_run(runs))
+    if of is None:
+        sampled = [(run.frame["metric"] == "sampled_time").any() for run in each]
+        of = "cpu" if all(sampled) else "epoch"
+    with mpl.rc_context(STYLE):
+        if of == "cpu":
+            tables = [cpu_breakdown(run) for run in each]
+        else:
+            tables = [epoch_split(run) for run in each]
+        if several:
+            for run, table in zip(each, tables, strict=True):
+                table.index = pd.Index([f"{run.path.name}: {name}" for name in table.index])
+        table = pd.concat(tables).fillna(0.0)
+        if of == "cpu":
+            data, figure = cpu_figure(table)
+        else:
+            parts = list(dict.fromkeys(part for run in each for part in report_of(run).parts))
+            table = table.rename(columns={"fastest": "low", "slowest": "high"})
+            figure, _ = stack(table, parts, "median epoch, bars: fastest to slowest")
+            data = table[[*parts, "epoch", "low", "high"]].rename_axis("run").reset_index()
+        mark(figure, origin(runs))
+    return Chart(data, figure)
+
+
+def speedup(
+    runs: pd.DataFrame,
+    baseline: str | None = None,
+    by: str | None = None,
+    metric: str = "epoch_time",
+) -> Chart:
+    """Show how many times as fast as a baseline each transport is: above 1 is faster.
+
+    :param baseline: A transport; by default the best over sockets, at each value of `by`.
+    :param by: A column, such as a key of a sweep's grid; by default each run.
+    :param metric: A time; of benches ``time_median``.
+    """
+    key = by or "run"
+    table = spread(runs, metric, (key, "backend")).reset_index()
+    sockets = _sockets(runs)
+    rows = []
+    for value, group in table.groupby(key, sort=by is not None):
+        group = group.set_index("backend")
+        against = baseline
+        if against is None:
+            candidates = [name for name in group.index if name in sockets]
+            against = str(group.loc[candidates, "median"].idxmin()) if candidates else None
+        if against is None or against not in group.index:
+            raise SpecError(f"baseline {against}: was not measured at {key} = {value}")
+        base = group.loc[against, "median"]
+        for name, row in group.iterrows():
+            if name != against or baseline is not None:
+                ratios = {"speedup": base / row["median"], "low": base / row["high"]}
+                rows.append({key: value, "backend": name, "baseline": against, **ratios})
+                rows[-1] |= {"high": base / row["low"], "count": row["count"]}
+    data = pd.DataFrame(rows)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.6))
+        axes = figure.subplots()
+        _lines(axes, data, key, "speedup")
+        axes.axhline(1, color="#333333", lw=1)
+        axes.set_ylabel(f"times as fast as {baseline or 'the best over sockets'}")
+        axes.set_ylim(bottom=0)
+        mark(figure, origin(runs))
+    return Chart(data, figure)
+
+
+def throughput(runs: pd.DataFrame, by: str | None = None) -> Chart:
+    """Show what each transport moves: of benches bytes of the tensor per second, by size; of runs
+    steps per second.
+
+    :param by: A column, such as a key of a sweep's grid; by default ``size_bytes`` of benches, each
+        run of others.
+    """
+    bench = next((name for name in ("algbw", "goodput") if name in set(runs["metric"])), None)
+    key = by or ("size_bytes" if bench else "run")
+    if bench:
+        data = spread(runs, bench, (key, "backend")).reset_index()
+        label, scale = "GB of tensor per second", 1e-9
+    else:
+        data = spread(_rates(runs), "steps_per_second", (key, "backend")).reset_index()
+        label, scale = "steps per second", 1.0
+    data[["median", "low", "high"]] *= scale
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.6))
+        axes = figure.subplots()
+        _lines(axes, data, key, "median")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+        mark(figure, origin(runs))
+    return Chart(data, figure)
+
+
+def cdf(runs: pd.DataFrame, metric: str = "epoch_time") -> Chart:
+    """Show the distribution of a metric over all its measurements, one line per transport.
+
+    :param metric: A time, or anything else.
+    """
+    rows = runs[(runs["metric"] == metric) & runs["value"].notna()]
+    if rows.empty:
+        raise SpecError(f"metric {metric}: is in none of these runs")
+    unit, factor = str(rows["unit"].iloc[0]), 1.0
+    if unit == "s":
+        factor, unit = scale_of(rows["value"])
+    several = runs["run"].nunique() > 1
+    parts = []
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.6))
+        axes = figure.subplots()
+        for (run, name), group in rows.groupby(["run", "backend"], sort=False):
+            values = np.sort(group["value"].to_numpy()) * factor
+            shares = np.arange(1, len(values) + 1) / len(values)
+            label = f"{run}: {name}" if several else str(name)
+            colour, dash, _ = style_of(str(name))
+            axes.step(values, shares, where="post", color=colour, linestyle=dash, label=label)
+            points = pd.DataFrame({"run": run, "backend": name, metric: values, "share": shares})
+            parts.append(points)
+        axes.set_xlabel(f"{metric.replace('_', ' ')}, {unit}")
+        axes.set_ylabel("share of measurements")
+        axes.set_ylim(0, 1.02)
+        axes.legend(frameon=False, fontsize=9)
+        mark(figure, origin(runs))
+    return Chart(pd.concat(parts, ignore_index=True), figure)
+
+
+def _rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps per second of each rank's epoch, as rows of a metric."""
+    keys = [name for name in ("run", "cell", "backend", "trial", "epoch", "rank") if name in runs]
+    steps = runs[(runs["metric"] == "steps") & runs["epoch"].notna()].set_index(keys)["value"]
+    times = runs[runs["metric"] == "epoch_time"]
+    rates = steps.reindex(pd.MultiIndex.from_frame(times[keys])).to_numpy() / times["value"]
+    rates = times.assign(metric="steps_per_second", unit="1/s", value=rates)
+    return pd.concat([runs[runs["metric"] == "counted_time"], rates])
+
+
+def _sockets(runs: pd.DataFrame) -> set[str]:
+    """Return the transports that work over sockets."""
+    from testbed.collectives.registry import BACKENDS
+    from testbed.exchange.registry import EXCHANGES
+
+    if "scenario.workload" not in runs:
+        return {
+            name
+            for name in map(str, runs["backend"].unique())
+            if (plain := name.partition("@")[0].partition("/")[0]) in (*BACKENDS, *EXCHANGES)
+            and not (BACKENDS if plain in BACKENDS else EXCHANGES)[plain].in_kernel
+        }
+    return {name for run in each_run(runs) for name in run.backends if not in_kernel(run, name)}
+
+
+def _lines(axes: Axes, data: pd.DataFrame, key: str, value: str) -> None:
+    """Draw a line per transport with bars for the spread; groups of bars where `key` has words."""
+    numeric = pd.api.types.is_numeric_dtype(data[key])
+    names = list(dict.fromkeys(data["backend"]))
+    places = {each: number for number, each in enumerate(dict.fromkeys(data[key]))}
+    for number, name in enumerate(names):
+        rows = data[data["backend"] == name]
+        middle = rows[value].to_numpy(float)
+        reach = np.array([middle - rows["low"], rows["high"] - middle]).clip(min=0)
+        colour, dash, marker = style_of(str(name))
+        if numeric:
+            axes.errorbar(
+                rows[key],
+                middle,
+                reach,
+                color=colour,
+                linestyle=dash,
+                marker=marker,
+                fillstyle="none",
+                capsize=3,
+                label=name,
+            )
+        else:
+            width = 0.8 / len(names)
+            at = [places[each] + (number - (len(names) - 1) / 2) * width for each in rows[key]]
+            axes.bar(at, middle, width * 0.92, yerr=reach, color=colour, capsize=3, label=name)
+    if numeric and (data[key] > 0).all() and data[key].max() / data[key].min() >= 4:
+        axes.set_xscale("log", base=2)
+        ticks = sorted(data[key].unique())
+        size = key.endswith("bytes")
+        axes.set_xticks(ticks, [format_size(int(t)) if size else f"{t:g}" for t in ticks])
+        axes.minorticks_off()
+    if not numeric:
+        axes.set_xticks(list(places.values()), [str(each) for each in places])
+        axes.grid(visible=False, axis="x")
+    axes.set_xlabel(key.replace("_", " "))
+    axes.legend(frameon=False, fontsize=9)

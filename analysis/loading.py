@@ -1,0 +1,140 @@
+"""Reading runs, sweeps and benches into one tidy frame."""
+
+import glob
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from testbed.core.errors import SpecError
+from testbed.results import Run, load_run
+
+__all__ = ["each_run", "load", "origin"]
+
+SCALES = {
+    "time_us.min": ("time_min", "s", 1e-6),
+    "time_us.median": ("time_median", "s", 1e-6),
+    "time_us.p99": ("time_p99", "s", 1e-6),
+    "algbw_gbps": ("algbw", "B/s", 1e9),
+    "busbw_gbps": ("busbw", "B/s", 1e9),
+    "goodput_gbps": ("goodput", "B/s", 1e9),
+    "wire_bytes": ("wire_bytes", "B", 1.0),
+    "packets": ("packets", "packets", 1.0),
+    "retransmissions": ("retransmissions", "packets", 1.0),
+    "syscalls_per_rank": ("syscalls", "calls", 1.0),
+}
+"""What benches measure: metric, unit, factor."""
+
+
+def load(*patterns: str | Path) -> pd.DataFrame:
+    """Return the measurements of runs, sweeps and benches, one a row, with their units.
+
+    Columns are those of results.parquet (docs/results.md) and `run` (the folder's name), `status`
+    and `kernel`; of a sweep all trials are one run, and each key of its grid is a column.
+
+    :param patterns: Folders of runs or sweeps, JSON files of benches, or patterns such as
+        ``runs/*``; entries of a pattern that are none of these are left out.
+    :raises SpecError: Nothing is there, or it cannot be read.
+    """
+    frames = []
+    for pattern in map(str, patterns):
+        found = [Path(each) for each in sorted(glob.glob(pattern, recursive=True))]
+        frames += [frame for place in found if (frame := _read(place)) is not None]
+        if not frames:
+            raise SpecError(f"{pattern}: no run, sweep or bench is there")
+    if not frames:
+        raise SpecError("load: must have one or more folders, such as runs/*")
+    return pd.concat(frames, ignore_index=True)
+
+
+def each_run(frame: pd.DataFrame) -> Iterator[Run]:
+    """Yield what `load` has read, run by run."""
+    for name, rows in frame.groupby("run", sort=False):
+        workload = str(rows["scenario.workload"].iloc[0])
+        yield Run(Path(str(name)), {"scenario": {"scenario": {"workload": workload}}}, rows)
+
+
+def origin(frame: pd.DataFrame, kernel: str | None = None) -> str:
+    """Say what measurements were made on, in one line for a figure.
+
+    :param kernel: Of a frame without that column.
+    """
+    engines = {"emulation": "emulated", "simulation": "simulated"}
+    words = [" and ".join(engines.get(each, each) for each in frame["engine"].unique())]
+    hosts = sorted(set(frame["hosts"]))
+    words.append(f"{_series(hosts)} hosts")
+    words.append(kernel or _series(frame["kernel"].dropna().unique()))
+    if "scenario.seed" in frame:
+        words.append(f"seed {_series(sorted(set(frame['scenario.seed'].dropna())))}")
+    elif "seed" in frame:
+        words.append(f"seed {_series(sorted(set(frame['seed'].dropna())))}")
+    trials = frame["trial"].nunique()
+    words.append(f"{trials} trial{'s' * (trials > 1)}")
+    return " · ".join(words)
+
+
+def _series(values: Any) -> str:
+    shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+    return ", ".join(shown) if len(shown) < 6 else f"{shown[0]} to {shown[-1]}"
+
+
+def _read(place: Path) -> pd.DataFrame | None:
+    if (place / "sweep.json").exists():
+        return _sweep(place)
+    if (place / "manifest.json").exists():
+        return _run(place).assign(run=place.name)
+    if place.suffix == ".json" and place.is_file():
+        return _bench(place)
+    return None
+
+
+def _run(place: Path) -> pd.DataFrame:
+    run = load_run(place, finished=False)
+    return run.frame.assign(
+        status=run.manifest["status"], kernel=run.manifest["kernel"], run=place.name
+    )
+
+
+def _sweep(place: Path) -> pd.DataFrame | None:
+    plan = json.loads((place / "sweep.json").read_text())
+    frames = []
+    for end in sorted((place / "trials").glob("*/trial.json")):
+        cell, _, trial = end.parent.name.partition("-")
+        if json.loads(end.read_text())["error"] is not None:
+            continue
+        frame = _run(end.parent) if plan["scenario"] else _bench(end.parent / "bench.json")
+        if frame is None:
+            continue
+        inner = frame["trial"].max() + 1
+        frames.append(frame.assign(trial=int(trial) * inner + frame["trial"], cell=int(cell)))
+    return pd.concat(frames, ignore_index=True).assign(run=place.name) if frames else None
+
+
+def _bench(place: Path) -> pd.DataFrame | None:
+    """Melt a bench's rows: a row for each measure of each."""
+    try:
+        content = json.loads(place.read_text())
+        wide = pd.json_normalize(content["rows"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    environment = content.get("environment", {})
+    if "backend" not in wide and "exchange" in wide:
+        wide["backend"] = wide["exchange"]
+    if "backend" not in wide:
+        return None
+    measures = [name for name in SCALES if name in wide]
+    plain = [name for name in wide if name not in SCALES and "." not in name]
+    rows = wide.melt(plain, measures, var_name="measure", value_name="raw").dropna(subset="raw")
+    made = [SCALES[name] for name in rows["measure"]]
+    return rows.assign(
+        metric=[metric for metric, _, _ in made],
+        unit=[unit for _, unit, _ in made],
+        value=[raw * factor for raw, (_, _, factor) in zip(rows["raw"], made, strict=True)],
+        engine="emulation",
+        trial=0,
+        status="complete",
+        kernel=environment.get("kernel"),
+        run=place.stem,
+    ).drop(columns=["measure", "raw"])

@@ -1,0 +1,65 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # All-reduce in the kernel beside sockets
+#
+# Where an epoch's time goes with each backend, and what moving the all-reduce into the kernel saves.
+# `RUNS` may be any run, sweep, or pattern such as `runs/*`; set it here, or in the environment.
+
+# %%
+import os
+
+from analysis import breakdown, cdf, load, speedup, spread, throughput
+
+RUNS = os.environ.get("NOTEBOOK_RUNS", "../examples/ring")
+runs = load(RUNS)
+runs.groupby("run")[["backend", "hosts", "trial", "epoch"]].nunique()
+
+# %% [markdown]
+# Each row is one measurement, with its unit.
+
+# %%
+runs[["run", "backend", "trial", "rank", "epoch", "metric", "value", "unit"]].head()
+
+# %% [markdown]
+# ## Where an epoch goes
+# Bars reach from the fastest epoch to the slowest.
+
+# %%
+breakdown(runs, of="epoch")
+
+# %% [markdown]
+# The CPU time of all hosts and switches by class, if the run was made with `--telemetry`.
+
+# %%
+breakdown(runs)
+
+# %% [markdown]
+# ## Against sockets
+# Medians over trials; thin bars reach from the smallest trial to the largest.
+
+# %%
+speedup(runs)
+
+# %%
+speedup(runs, metric="exchange_time")
+
+# %%
+throughput(runs)
+
+# %% [markdown]
+# ## How much times vary
+
+# %%
+cdf(runs, "communication_time")
+
+# %%
+spread(runs, "epoch_time")

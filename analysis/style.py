@@ -1,0 +1,141 @@
+"""How all figures look: colours, lines and markers by what is shown, what a figure says about its
+measurements, and the files that it is written to.
+
+The colours are Okabe and Ito's and shades of them, which are told apart with any colour vision.
+Lines differ in dashes and markers as well.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+__all__ = [
+    "CLASS_COLOURS",
+    "FORMATS",
+    "PART_COLOURS",
+    "STYLE",
+    "mark",
+    "save",
+    "scale_of",
+    "style_of",
+]
+
+FORMATS = ("png", "svg", "pdf")
+
+# Computing is blue, collectives are red and yellow.
+PART_COLOURS = {
+    "sampling": "#bcd8ec",
+    "forward": "#7fb2d9",
+    "backward": "#0072b2",
+    "update": "#004a75",
+    "quantize": "#f0c987",
+    "communicate": "#d55e00",
+    "send": "#d55e00",
+    "wait": "#f3b7a0",
+    "exposed": "#d55e00",
+    "aggregate": "#a63603",
+    "dequantize": "#e69f00",
+    "all_reduce": "#f0e442",
+    "other": "#b5b5b5",
+}
+
+# By transport: colour, line, marker.
+BACKEND_STYLES = {
+    "xdp-ring": ("#d55e00", "-", "o"),
+    "tcp-ring": ("#0072b2", "--", "s"),
+    "gloo": ("#009e73", "-.", "^"),
+    "mpi": ("#cc79a7", ":", "D"),
+    "pinch": ("#d55e00", "-", "o"),
+    "tcp-push": ("#0072b2", "--", "s"),
+    "tcp-pull": ("#56b4e9", ":", "v"),
+    # of the bench of losses
+    "xdp-ring/upstream": ("#d55e00", "-", "o"),
+    "xdp-ring/origin": ("#e69f00", "-", "v"),
+    "xdp-ring/timer": ("#cc79a7", ":", "D"),
+}
+
+# Computing is blue, user space of collectives orange, the network stack green, the testbed's
+# programs red, the rest of the kernel purple. Neighbours differ in lightness, so that they are told
+# apart with any colour vision.
+CLASS_COLOURS = {
+    "model": "#0072b2",
+    "memory": "#7fb2d9",
+    "python": "#bcd8ec",
+    "library": "#dfe9f2",
+    "quantize": "#f0c987",
+    "reduce": "#e69f00",
+    "program": "#d55e00",
+    "copy": "#00402f",
+    "socket": "#cdeee3",
+    "packet": "#8fd9c1",
+    "tcp": "#009e73",
+    "ip": "#5cc9a7",
+    "device": "#006e50",
+    "switch": "#a9e2d0",
+    "syscall": "#5e3c99",
+    "scheduler": "#b2a1d2",
+    "interrupt": "#8c6bb1",
+    "fault": "#e0d7ee",
+    "file": "#d4b9da",
+    "telemetry": "#333333",
+    "unclassified": "#ffffff",
+}
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+    "svg.hashsalt": "testbed",  # the same figure gives the same bytes
+}
+
+UNMARKED = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+}
+"""Metadata without times and versions, so that the same figure gives the same bytes."""
+
+
+def style_of(name: str) -> tuple[str, str, str]:
+    """Return the colour, line and marker of a transport, in all figures."""
+    plain = name.partition("@")[0]  # a bench's sockets with smaller packets
+    return BACKEND_STYLES.get(name) or BACKEND_STYLES.get(plain) or ("#555555", "-", "x")
+
+
+def scale_of(seconds: Iterable[float]) -> tuple[float, str]:
+    """Return the factor and the unit in which times are read best, by the largest."""
+    largest = max((abs(value) for value in seconds if value == value), default=0.0)
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if largest * factor >= 1:
+            return factor, unit
+    return (1e6, "µs") if largest else (1.0, "s")
+
+
+def mark(figure: Figure, text: str) -> None:
+    """Write below a figure what it was measured on."""
+    figure.text(0.0, -0.01, text, fontsize=7, color="#777777", va="top", ha="left")
+
+
+def save(
+    figure: Figure, data: pd.DataFrame, path: Path, formats: Iterable[str] = FORMATS
+) -> list[Path]:
+    """Write a figure, and the points that it plots as CSV.
+
+    :param path: Without an ending.
+    :returns: The pictures.
+    """
+    places = [path.with_suffix(f".{each}") for each in formats]
+    with mpl.rc_context(STYLE):
+        for place in places:
+            figure.savefig(place, metadata=UNMARKED.get(place.suffix[1:]))
+    data.to_csv(path.with_suffix(".csv"), index=False)
+    return places

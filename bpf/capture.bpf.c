@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* Copies the frames that arrive at one end of a link: XDP takes most of them before a packet socket
+ * sees them. The program takes the place of another one on its link and tail-calls that one
+ * (testbed/capture/wiretap.py).
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "shared/capture_abi.h"
+
+const volatile struct capture_config config = {};
+
+/* The reader creates it, and all ends share it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, CAPTURE_ROOM);
+} frames SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} behind SEC(".maps");
+
+struct copy {
+	struct captured head;
+	__u8 data[CAPTURE_BYTES];
+};
+
+/* Records have the length of their frames, and so cannot be written in place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct copy);
+} scratch SEC(".maps");
+
+/* Frames for which there was no room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} lost SEC(".maps");
+
+SEC("xdp.frags")
+int capture(struct xdp_md *ctx)
+{
+	__u64 length = bpf_xdp_get_buff_len(ctx), copied = length;
+	__u32 zero = 0;
+	struct copy *copy = bpf_map_lookup_elem(&scratch, &zero);
+	__u64 *missed = bpf_map_lookup_elem(&lost, &zero);
+
+	if (copied > config.snap)
+		copied = config.snap;
+	if (copy && copied > 0 && copied <= CAPTURE_BYTES &&
+	    !bpf_xdp_load_bytes(ctx, 0, copy->data, copied)) {
+		copy->head.time = bpf_ktime_get_ns();
+		copy->head.end = config.end;
+		copy->head.length = length;
+		copy->head.copied = copied;
+		copy->head.pad = 0;
+		if (bpf_ringbuf_output(&frames, copy, sizeof(copy->head) + copied,
+				       BPF_RB_NO_WAKEUP) &&
+		    missed)
+			__sync_fetch_and_add(missed, 1);
+	}
+	bpf_tail_call(ctx, &behind, 0);
+	return XDP_PASS;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

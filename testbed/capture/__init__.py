@@ -1,0 +1,1 @@
+"""Frames on the links of a fabric that is up, as a file that Wireshark and scapy read."""

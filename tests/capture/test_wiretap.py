@@ -1,0 +1,91 @@
+"""Frames of a fabric that is up, captured by another process."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from scapy.layers.inet import ICMP
+from scapy.utils import PcapNgReader
+
+from testbed.datapath import set_datapath
+
+pytestmark = pytest.mark.net
+PINGS = 5
+
+
+def attached(fabric, node, ifname):
+    """The number of an XDP program; None: none is attached."""
+    namespace = {**fabric.hosts, **fabric.switches}[node].namespace
+    (link,) = namespace.request("get_links", namespace.index(ifname))
+    return link.get_attr("IFLA_XDP").get_attr("IFLA_XDP_PROG_ID") or None
+
+
+@contextmanager
+def capturing(fabric, path, *arguments):
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "capture", *arguments]
+    command += ["--run", fabric.run_id, "-o", str(path), "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr.readline().startswith("capturing ")
+            yield process
+        finally:
+            process.kill()
+
+
+def ping(fabric, count=PINGS):
+    fabric.run("h1", ["ping", "-q", "-c", str(count), "-i", "0.01", fabric.plan.host("h2").ip])
+
+
+@pytest.mark.fabric(hosts=2, datapath="xdp")
+def test_frames_of_both_directions_and_what_was_attached_is_attached_again(fabric, tmp_path):
+    before = attached(fabric, "h1", "eth0"), attached(fabric, "s1", "s1-eth1")
+    assert before[1] is not None
+    path = tmp_path / "x.pcapng"
+    count = ["--count", str(4 * PINGS)]  # requests and answers, at both ports
+    with capturing(fabric, path, "h1", "s1:2", *count) as process:
+        ping(fabric)
+        said = json.loads(process.communicate(timeout=60)[0])
+    assert said == {"out": str(path), "frames": 4 * PINGS, "lost": 0}
+    assert (attached(fabric, "h1", "eth0"), attached(fabric, "s1", "s1-eth1")) == before
+    with PcapNgReader(str(path)) as reader:
+        packets = list(reader)
+    kinds = [(packet.sniffed_on, packet.direction, packet[ICMP].type) for packet in packets]
+    assert sorted(set(kinds)) == [("h1", 1, 0), ("h1", 2, 8), ("s1:2", 1, 0), ("s1:2", 2, 8)]
+    times = [packet.time for packet in packets]
+    assert times == sorted(times)
+    assert abs(float(times[-1]) - time.time()) < 600
+
+
+@pytest.mark.fabric(hosts=2, datapath="xdp")
+def test_after_a_kill_the_programs_are_put_back(fabric, tmp_path):
+    before = attached(fabric, "s1", "s1-eth1")
+    with capturing(fabric, tmp_path / "x.pcapng", "h1") as process:
+        assert attached(fabric, "s1", "s1-eth1") != before
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+    deadline = time.monotonic() + 60
+    while attached(fabric, "s1", "s1-eth1") != before:
+        assert time.monotonic() < deadline
+    ping(fabric, 1)
+
+
+@pytest.mark.fabric(hosts=2)
+def test_a_run_may_change_its_datapath(fabric, tmp_path):
+    """Frames between the change and the next look at it may be missed."""
+    with capturing(fabric, tmp_path / "x.pcapng", "h1", "--count", "200") as process:
+        for datapath in ("sockets", "xdp", "sockets"):
+            set_datapath(fabric, datapath)
+            ping(fabric)
+        assert (attached(fabric, "s1", "s1-eth1") is not None) == (fabric.datapath == "xdp")
+        deadline = time.monotonic() + 60
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            ping(fabric)
+        assert json.loads(process.stdout.read())["frames"] == 200
+    assert attached(fabric, "s1", "s1-eth1") is None
