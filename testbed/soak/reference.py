@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.collectives.ring.layout import Pace
 from testbed.comm.backend import Tensor, float32_sum_bound
 from testbed.comm.options import Lanes
 from testbed.exchange.pinch.fixed_point import SLACK
