@@ -34,8 +34,10 @@ bpf: venv  ## BPF objects and native libraries, unless already compiled
 	@$(PYTHON) -m testbed.kernel
 	@$(PYTHON) -m testbed.native >/dev/null
 
-demo: setup  ## train on four hosts, in-kernel beside sockets, and report
-	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
+demo: setup  ## measure and train on four hosts, in-kernel beside sockets, and report
+	@mkdir -p $(dir $(DEMO))
+	@$(SUDO) $(VENV)/bin/testbed bench allreduce --hosts 4 -b 4K -e 16M -f 16 -n 10 -o $(DEMO).json
+	@$(SUDO) $(VENV)/bin/testbed run scenarios/dnn_resnet50.toml --bench $(DEMO).json --out $(DEMO)
 
 check: setup  ## lint, types, and the tests that need no kernel features
 	@$(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lint,types,pure

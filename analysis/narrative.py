@@ -2,7 +2,9 @@
 table.
 """
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -10,9 +12,10 @@ from analysis.summary import baseline, epoch_split, events, records_lost, traffi
 from analysis.workload import entry_of, in_kernel, report_of
 from testbed.faults.spec import meet_frames, parse_fault
 from testbed.host.machine import caution
+from testbed.plan import MAX_MTU
 from testbed.results import Run
 
-__all__ = ["answer", "duration", "frames", "offloads", "times"]
+__all__ = ["Step", "answer", "duration", "frames", "next_steps", "offloads", "times"]
 
 NEGLIGIBLE = 0.02  # ratios closer to 1 are called equal: runs on a shared machine differ as much
 
@@ -44,6 +47,30 @@ def answer(run: Run) -> list[str]:
             ),
         ]
     return [*_cautions(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to try next: a command, and what it shows."""
+
+    command: str
+    why: str
+
+
+def next_steps(run: Run) -> list[Step]:
+    """Return what to try next, with the scenario of this run: what it has not shown yet."""
+    scenario = run.manifest["scenario"]
+    words = run.manifest.get("command") or []
+    path = shlex.quote(words[2]) if len(words) > 2 else "SCENARIO.toml"
+    begin, steps = f"sudo .venv/bin/testbed run {path}", []
+    if not scenario["faults"]:
+        steps.append(Step(f"{begin} --fault 'drop p=0.01'", "loses one frame in a hundred"))
+    if not scenario.get("telemetry", {}).get("enabled"):
+        steps.append(Step(f"{begin} --telemetry", "shows where the CPU time goes"))
+    if scenario["fabric"]["mtu"] < MAX_MTU:
+        setting = f"--set fabric.mtu={MAX_MTU}"
+        steps.append(Step(f"{begin} {setting}", "sends the largest frames that links can carry"))
+    return steps or [Step(f"{begin} --seed 2", "repeats it with other random choices")]
 
 
 def _who(split: pd.DataFrame) -> Iterator[str]:

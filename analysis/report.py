@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from analysis import cpu_time, narrative, summary
+from analysis.bench import alone
 from analysis.figures import Plot, draw_all
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
@@ -58,6 +59,8 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         faults=summary.faults_fired(run),
         events=summary.events(run),
         facts=facts(run),
+        alone=alone(run.path),
+        next_steps=narrative.next_steps(run),
         command=shlex.join(run.manifest["command"]) or "testbed run SCENARIO.toml",
         **tables(run),
     )

@@ -9,7 +9,14 @@ from testbed.bench.row import Row, algbw, backend_of, busbw
 from testbed.core.numbers import format_size
 from testbed.host.machine import caution
 
-__all__ = ["bound_lines", "environment_lines", "header_lines", "row_line", "summary_lines"]
+__all__ = [
+    "average_lines",
+    "bound_lines",
+    "environment_lines",
+    "header_lines",
+    "row_line",
+    "summary_lines",
+]
 
 # name, unit, width
 _COLUMNS = [
@@ -102,6 +109,15 @@ def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
             if best and needs[backend_of(row.backend)] != "sockets"
         ]
     return ["# Against the best socket baseline, medians:", *lines] if lines else []
+
+
+def average_lines(rows: Sequence[Row]) -> list[str]:
+    """The mean of each backend's bus bandwidths, as at the end of nccl-tests' output."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(row.backend, []).append(busbw(row.size, row.median, row.hosts))
+    lines = [f"#   {name:<13} {sum(values) / len(values):.3f}" for name, values in found.items()]
+    return ["# Average bus bandwidth over all sizes (GB/s):", *lines] if lines else []
 
 
 def bound_lines(rows: Sequence[Row]) -> list[str]:

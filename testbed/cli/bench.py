@@ -142,7 +142,8 @@ def allreduce(
     session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
     for line in table.summary_lines(rows, {name: BACKENDS[name].needs for name in chosen.backends}):
         say(line)
-    for line in [*table.bound_lines(rows), *telemetry_table.lines(telemetry_table.columns(rows))]:
+    seen = telemetry_table.lines(telemetry_table.columns(rows))
+    for line in [*table.average_lines(rows), *table.bound_lines(rows), *seen]:
         say(line)
     up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
     say(f"# fabric up in {up} s, down in {down} s")

@@ -3,6 +3,7 @@
 import datetime
 import shlex
 import sys
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +87,15 @@ def run(
     ] = False,
     faults: Faults = None,
     fault_seed: FaultSeed = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            "--bench",
+            metavar="FILE",
+            dir_okay=False,
+            help="Show the times of this file of bench allreduce -o FILE in the report, too.",
+        ),
+    ] = None,
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -106,6 +116,9 @@ def run(
     from testbed.run import check, run_into
 
     check(scenario)
+    from analysis.bench import BENCH, read_bench
+
+    measured = read_bench(bench) if bench else None
     require_root()
 
     from analysis.report import make_report
@@ -123,6 +136,8 @@ def run(
     with RunFolder(out, overwrite) as folder:
         try:
             run_into(folder, scenario, quiet=json, command=command)
+            if measured:
+                folder.write(BENCH, lambda place: place.write_text(dumps(measured)))
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
         except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which
@@ -142,7 +157,7 @@ def default_folder(scenario: "Scenario") -> Path:
 
 def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
     """Print the result, the tolerance checks, and where the report is."""
-    from analysis.narrative import answer
+    from analysis.narrative import answer, next_steps
     from analysis.summary import epoch_split
     from testbed.results import load_run
 
@@ -171,4 +186,5 @@ def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
             f"from {check.reference}, allowed {check.tolerance:g}"
         )
     sys.stdout.flush()
+    typer.echo(f"next: {next_steps(run)[0].command}")
     typer.echo(f"report: {shlex.quote(str(report))}")

@@ -69,6 +69,7 @@ DATASETS: Registry[type[Dataset]] = Registry(
     {
         "debian": "testbed.gnn.debian:DebianSpec",
         "planetoid": "testbed.gnn.planetoid:PlanetoidSpec",
+        "pyg": "testbed.gnn.pyg:PygSpec",
         "synthetic": "testbed.gnn.synthetic:SyntheticSpec",
     },
     group="testbed.datasets",

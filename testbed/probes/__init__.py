@@ -69,18 +69,13 @@ PROBES = {
             " place",
             IN_KERNEL,
         ),
-        qdisc("htb default 1", "Mininet's links of limited rate"),
         qdisc(
             "tbf rate 1gbit burst 64kb latency 10ms", "limits of rate and queue on links of sockets"
         ),
         qdisc(
             "netem delay 1ms", "faults by netem in place of our own engine, which does not need it"
         ),
-        qdisc("fq", "pacing of TCP baselines"),
-        qdisc("fq_codel", "baselines behind the queue that distributions set by default"),
-        qdisc("sfq", "experiments with fair queueing on links"),
-        qdisc("prio", "experiments with priorities on links"),
-        Probe("BCC", software.bcc, INSTALL, "the breakdown of communication time", ("root",)),
+        Probe("BCC", software.bcc, INSTALL, "telemetry: where the CPU time goes", ("root",)),
         Probe(
             "tracefs",
             machine.tracefs,

@@ -43,6 +43,7 @@ OWN = (
     "results.parquet",
     "faults.parquet",
     "stacks.parquet",
+    "bench.json",
     "report.html",
     "figures",
 )

@@ -2,6 +2,7 @@
 are met.
 """
 
+import json
 import os
 import re
 import shlex
@@ -14,8 +15,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.bench import read_bench
 from analysis.figures import FIGURES
 from analysis.report import ROOT, main, make_report
+from testbed.core.errors import SpecError
 from testbed.results import Table
 
 RunMaker = Callable[..., Path]
@@ -117,6 +120,41 @@ def test_report_names_the_command_that_makes_it_again(
     assert done.stdout.strip() == f"{given}/report.html"
     monkeypatch.chdir(tmp_path)
     assert f"-m analysis.report {path}<" in make_report(Path("run"))[0].read_text()
+
+
+def test_report_shows_the_bench_of_the_same_machine(make_run: RunMaker) -> None:
+    path = make_run()
+    report, _ = make_report(path)
+    assert "All-reduce alone" not in report.read_text()
+    times = {"xdp-ring": 200.0, "tcp-ring": 500.0, "gloo": 5000.0}
+    rows = [
+        {"backend": name, "size_bytes": 65536, "time_us": {"median": time}}
+        for name, time in times.items()
+    ]
+    environment = {"hosts": 4, "mtu": 1500, "lanes": "int16"}
+    bench = path / "bench.json"
+    bench.write_text(json.dumps({"environment": environment, "rows": rows}))
+    report, _ = make_report(path)
+    text = report.read_text()
+    assert "<td>64K</td>" in text
+    assert "2.50×" in text
+    assert "4 hosts, MTU 1500,\nint16 lanes" in text
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"rows": [{}]}'])
+def test_a_file_that_is_no_bench_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(content)
+    with pytest.raises(SpecError, match=r"--bench .*b.json: cannot be read: .* -o FILE"):
+        read_bench(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(("faults", "shown"), [((), True), (("drop p=0.5",), False)])
+def test_report_says_what_to_try_next(
+    make_run: RunMaker, faults: tuple[str, ...], shown: bool
+) -> None:
+    text = make_report(make_run(scenario_faults=faults))[0].read_text()
+    assert "What to try next:" in text
+    assert ("--fault &#39;drop p=0.01&#39;" in text) == shown
 
 
 def test_report_answers_first_and_escapes(make_run: RunMaker) -> None:

@@ -1,6 +1,7 @@
 """The table of the bench, character by character."""
 
 from testbed.bench.allreduce_table import (
+    average_lines,
     bound_lines,
     environment_lines,
     header_lines,
@@ -22,6 +23,10 @@ GOLDEN = """\
   tcp-ring             4096       1024  float    sum      400.0      500.0      599.0   0.008   0.012       0        46       39626       0         20
 # Against the best socket baseline, medians:
 #      64K   2.50x  xdp-ring 200.0 us, tcp-ring 500.0 us
+# Average bus bandwidth over all sizes (GB/s):
+#   xdp-ring      0.492
+#   tcp-ring      0.104
+#   gloo          0.020
 # Over the time in which all ranks at once copy the tensor:
 #      64K   4.00x  xdp-ring 200.0 us, copying 50.0 us"""  # noqa: E501
 
@@ -35,7 +40,7 @@ def test_golden():
     ]
     lines = environment_lines({"cpus": 2, "load_average": 0.25}) + header_lines()
     lines += [row_line(row) for row in rows] + summary_lines(rows, NEEDS)
-    lines += bound_lines(rows)
+    lines += average_lines(rows) + bound_lines(rows)
     assert "\n".join(lines) == GOLDEN
 
 

@@ -22,7 +22,7 @@ BUSY = "another run is being written there: choose another folder"
 def fill(taken: RunFolder, mark: str) -> None:
     """Write the files of a run."""
     taken.write_manifest({"mark": mark})
-    for name in ("results.parquet", "stacks.parquet", "report.html"):
+    for name in ("results.parquet", "stacks.parquet", "bench.json", "report.html"):
         taken.write(name, lambda place: place.write_text(mark))
     (taken.path / "figures").mkdir()
     (taken.path / "figures" / "loss.png").write_text(mark)
