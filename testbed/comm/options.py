@@ -98,6 +98,13 @@ class CollectiveOptions(GroupOptions):
             " the cache; 0: the whole tensor"
         ),
     )
+    reproducible: bool = Field(
+        default=False,
+        description=(
+            "what xdp-ring retransmits depends on the faults alone and not on time, but a loss of a"
+            " retransmission costs 0.2 s"
+        ),
+    )
     on_overflow: OnOverflow = Field(
         default="error",
         description=(

@@ -135,7 +135,8 @@ class XdpRing(Backend):
         for kind in kinds:
             before, seq = seq, seq_after(seq)
             assert kind.guess.exponent is not None
-            if must_forget(before, seq) or self.lanes.may_overflow(kind.guess.exponent):
+            special = self.spec.reproducible or self.lanes.may_overflow(kind.guess.exponent)
+            if special or must_forget(before, seq):
                 break
             run.append((kind, seq))
         return run
@@ -183,6 +184,8 @@ class XdpRing(Backend):
         before, self.seq = self.seq, seq_after(self.seq)
         if must_forget(before, self.seq):
             port.maps.forget(before)
+        if self.spec.reproducible:  # save all partial sums, as after a loss
+            port.maps.control.lossy = self.seq
         self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
