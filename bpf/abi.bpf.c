@@ -98,6 +98,7 @@ KEEP(struct pinch_handshake);
 KEEP(struct pinch_ack);
 
 KEEP(enum pinch_waited);
+KEEP(enum pinch_filling);
 KEEP(struct pinch_format);
 KEEP(struct pinch_landings);
 KEEP(struct pinch);

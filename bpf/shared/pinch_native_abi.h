@@ -13,6 +13,12 @@ enum pinch_waited {
 	PINCH_OVER,  /* there will be no more exchanges */
 };
 
+enum pinch_filling {
+	PINCH_FILL = 64, /* frames, at least, that the process fills before it publishes them */
+	PINCH_FEW = 16,	 /* frames that are filled before handshakes are sent: no kick follows */
+	PINCH_FILLS = 4, /* times, about, that it publishes frames; a kick may follow each */
+};
+
 struct pinch_format {
 	__u32 bytes; /* bytes of a lane: 2 or 4 */
 	__u32 dim;
@@ -52,10 +58,11 @@ struct pinch {
 	const char *handshake_kick; /* the kick that makes the programs send handshakes */
 	struct pinch_peer *peers;
 	struct pinch_flow *flows;
+	const __u64 *schedule;
 	const __u64 *frames_to; /* number of frames, by rank */
 	__u64 *seen, *acked, *hub_queue;
 	__u64 *landed;
-	__u32 banks, pad;
+	__u32 banks, capacity;
 	struct pinch_sent *sent;
 	__u64 *consumer;
 	const __u64 *producer;

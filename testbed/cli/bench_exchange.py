@@ -1,5 +1,5 @@
-"""``testbed bench broadcast`` and ``testbed bench aggregate``: the two halves of an exchange,
-measured separately.
+"""``testbed bench exchange``, and its two halves, measured separately: ``testbed bench broadcast``
+and ``testbed bench aggregate``.
 """
 
 from __future__ import annotations
@@ -73,6 +73,16 @@ def register(bench: typer.Typer) -> None:
             after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
         )
     )(flags.expand(aggregate))
+    bench.command(
+        epilog=options.examples(
+            "testbed bench exchange",
+            "testbed bench exchange --mtu 3498 --lanes int16 --halo cover --iters 40",
+            "testbed bench exchange --mtu 3498 --aggregate process --exchanges pinch,tcp-push",
+            "testbed bench exchange --dataset synthetic --partitioner hash --dims 16,256 -o"
+            " exchange.json",
+            after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
+        )
+    )(flags.expand(exchange))
 
 
 def broadcast(
@@ -201,6 +211,55 @@ def aggregate(
         options.Results(json, out),
         figure,
     )
+
+
+def exchange(
+    dataset: Annotated[
+        str,
+        typer.Option(help="The graph: debian, the packages of APT's lists, or synthetic (R-MAT)."),
+    ] = "debian",
+    partitioner: Annotated[
+        str, typer.Option(help="Which host gets a vertex: metis, hash or range.")
+    ] = "metis",
+    dims: Annotated[
+        str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")
+    ] = "64",
+    exchanges: Exchanges = "pinch,tcp-push",
+    fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
+    terms: Terms = TERMS,
+    iterations: Iterations = 20,
+    warmup: Warmup = 3,
+    telemetry: Telemetry = TelemetryOptions(),
+    seed: options.Seed = 0,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Measure one exchange of a graph's embeddings: each host adds to its vertices what their
+    neighbours on other hosts have.
+    """
+    from testbed.bench import cut as bench
+    from testbed.bench.exchange_session import Options
+    from testbed.host import estimates
+
+    widths = Whole().several(dims, "--dims")
+    bench.check_choices(dataset, partitioner, widths)
+    chosen = Options(
+        plan=fabric.plan(),
+        exchanges=split(exchanges),
+        iterations=iterations,
+        warmup=warmup,
+        terms=terms,
+        seed=seed,
+        telemetry=telemetry,
+    )
+    halos = bench.read_halos(dataset, partitioner, fabric.hosts)
+    rows = max(max(halo.num_owned, halo.num_halo) for halo in halos)
+    edges = sum(len(halo.indices) for halo in halos)
+    need = estimates.exchanged(rows, max(widths), fabric.hosts, len(split(exchanges)), edges)
+    estimates.check(need, f"--dims: {max(widths)}, for {rows} vertices on a host")
+    cases = (bench.make_case(halos, dim) for dim in widths)
+    run(bench, chosen, cases, options.Results(json, out), None)
 
 
 def run(

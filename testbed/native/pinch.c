@@ -9,19 +9,49 @@
 #include "lib/seq.h"
 #include "pinch_fixed_point.h"
 
-/* Kick every flow, with one system call. Returns 0 or an errno. */
-int pinch_kick(struct pinch *p)
+/* The flows, a bit each, that have sent all of the frames before `frames` and for which there are
+ * further frames now. Nothing but a kick makes them go on. */
+static uint64_t waiting_flows(const struct pinch *p, uint32_t frames)
+{
+	uint64_t waiting = 0, number;
+
+	for (uint32_t i = 0; i < p->flow_count; i++) {
+		uint32_t next = __atomic_load_n(&p->flows[i].next, __ATOMIC_SEQ_CST);
+
+		if (next >= p->flows[i].total)
+			continue;
+		number = p->schedule[(size_t)i * p->capacity + next];
+		if (number >= frames && number < (uint32_t)p->control->progress)
+			waiting |= 1ull << i;
+	}
+	return waiting;
+}
+
+/* Kick flows, a bit each, with one system call. Returns 0 or an errno. */
+static int kick_flows(struct pinch *p, uint64_t flows)
 {
 	struct mmsghdr messages[p->kick_count];
 	struct iovec parts[p->kick_count];
+	uint32_t count = 0;
 
 	memset(messages, 0, sizeof(messages));
 	for (uint32_t i = 0; i < p->kick_count; i++) {
-		parts[i] = (struct iovec){ (char *)p->kicks + (size_t)i * p->kick_length,
-					   p->kick_length };
-		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
+		char *kick = (char *)p->kicks + (size_t)i * p->kick_length;
+
+		if (!(flows >> ((struct ring_frame *)kick)->flow & 1))
+			continue;
+		parts[count] = (struct iovec){ kick, p->kick_length };
+		messages[count].msg_hdr =
+			(struct msghdr){ .msg_iov = &parts[count], .msg_iovlen = 1 };
+		count++;
 	}
-	return sendmmsg(p->doorbell, messages, p->kick_count, 0) < 0 ? errno : 0;
+	return count && sendmmsg(p->doorbell, messages, count, 0) < 0 ? errno : 0;
+}
+
+/* Kick every flow, with one system call. Returns 0 or an errno. */
+int pinch_kick(struct pinch *p)
+{
+	return kick_flows(p, ~0ull);
 }
 
 /* Make the programs send handshakes to all partners. Returns 0 or an errno. */
@@ -127,24 +157,52 @@ uint32_t pinch_highest(const struct pinch *p)
 	return highest;
 }
 
-/* Fill all frames of `bundles` bundles, publish them, and kick. Returns 0 or an errno. */
+/* Allow all frames before `frames` to be sent, and kick the flows that wait for them. Returns 0 or
+ * an errno. */
+static int publish(struct pinch *p, uint32_t frames)
+{
+	uint32_t seq = seq_of(p->control->progress), before = (uint32_t)p->control->progress;
+
+	__atomic_store_n(&p->control->progress, word_of(seq, frames), __ATOMIC_SEQ_CST);
+	/* Otherwise the last handshake, which is also a kick, arrives after this check. A flow that
+	 * has not sent all frames before these finds them when it goes on: either it sees the new
+	 * `progress`, or this sees its `next`. */
+	if (seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) != seq)
+		return 0;
+	return kick_flows(p, waiting_flows(p, before));
+}
+
+/* Fill the frames of bundles `from` to `to`, and publish them; see pinch_fill. Returns 0 or an
+ * errno. */
+int pinch_send_some(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts,
+		    uint32_t from, uint32_t to, double factor, int32_t *last)
+{
+	uint32_t parts = p->format.parts;
+	uint64_t began = now_ns(), filled;
+	int error;
+
+	pinch_fill(&p->format, x, order, starts, from * parts, to * parts, p->payloads, p->frames,
+		   factor, last);
+	filled = now_ns();
+	error = publish(p, to * parts);
+	p->quantize_ns += filled - began;
+	p->send_ns += now_ns() - filled;
+	return error;
+}
+
+/* Fill the frames of all bundles. They are published a few at a time, so that programs send the
+ * first while this fills the next. Returns 0 or an errno. */
 int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts,
 	       uint32_t bundles, double factor, int32_t *last)
 {
-	uint32_t frames = bundles * p->format.parts;
-	uint64_t began = now_ns(), filled;
+	uint32_t batch = (PINCH_FILL + p->format.parts - 1) / p->format.parts, from = 0, to;
 	int error = 0;
 
-	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
-	filled = now_ns();
-	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames),
-			 __ATOMIC_SEQ_CST);
-	/* Otherwise the last handshake, which is also a kick, arrives after this check. */
-	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) ==
-			      seq_of(p->control->progress))
-		error = pinch_kick(p);
-	p->quantize_ns += filled - began;
-	p->send_ns += now_ns() - filled;
+	batch = bundles / PINCH_FILLS > batch ? bundles / PINCH_FILLS : batch;
+	for (; from < bundles && !error; from = to) {
+		to = bundles - from < 2 * batch ? bundles : from + batch;
+		error = pinch_send_some(p, x, order, starts, from, to, factor, last);
+	}
 	return error;
 }
 
@@ -184,6 +242,12 @@ int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 	return kick_handshakes(p);
 }
 
+/* Is there nothing more to wait for? */
+static bool is_over(const struct pinch *p)
+{
+	return pinch_done(p) || is_unfit(p) || has_ended(p);
+}
+
 /* Sleep until the exchange is complete (1), the scale does not fit (2), exchanges have ended (3),
  * or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
@@ -192,7 +256,10 @@ int pinch_wait(struct pinch *p, int64_t timeout_ns)
 	uint64_t began = now_ns(), end = began + timeout_ns;
 	int result = 0;
 
-	while (!pinch_done(p) && !is_unfit(p) && !has_ended(p)) {
+	/* Events of what has happened before the first look would only interrupt the sleep. */
+	__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE),
+			 __ATOMIC_RELEASE);
+	while (!is_over(p)) {
 		int64_t left = (int64_t)(end - now_ns());
 		struct timespec pause = { left / 1000000000, left % 1000000000 };
 

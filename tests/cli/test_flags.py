@@ -19,6 +19,7 @@ MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench faults": ((FabricOptions, CollectiveOptions), {"recovery"}),
     "bench broadcast": ((FabricOptions, ExchangeOptions), {"hosts", "bound", "staleness"}),
     "bench aggregate": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
+    "bench exchange": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
     "bench sim": (
         (SimulatedFabricOptions, CollectiveOptions),
         {"timeout", "affinity", "recovery", "reorder_threshold", "on_overflow"},

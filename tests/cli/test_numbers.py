@@ -31,6 +31,7 @@ LISTS = {  # options that take a list of numbers, sizes or times, by command
     ("bench", "broadcast"): ("--receivers", "-b", "-e"),
     ("bench", "sim"): ("--size",),
     ("bench", "aggregate"): ("--dims", "--degrees"),
+    ("bench", "exchange"): ("--dims",),
 }
 ENDLESS = "1" + "0" * 30  # a number above every bound
 NO_RANGE = {"--step-factor", "--only"}  # options that have no upper bound

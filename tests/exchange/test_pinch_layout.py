@@ -89,6 +89,11 @@ def test_bundles_carry_every_vertex_once_to_all_its_ranks(masks, rows, first) ->
     )
 
 
+def test_frames_for_different_ranks_alternate() -> None:
+    masks = np.repeat([1, 2, 4], [40, 20, 10]).astype(np.uint32)
+    assert bundle(np.arange(70), masks, 10).to.tolist() == [1, 2, 1, 4, 1, 2, 1]
+
+
 @given(st.data(), layouts)
 def test_any_choice_of_vertices_takes_no_more_frames_than_all(data, layout) -> None:
     count = data.draw(st.integers(0, 200))

@@ -53,6 +53,7 @@ SCENES = {
         [ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True
     ),
     "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "kick", "damage")),
+    "frames are filled one by one": Scene([TWO, PAIR], 1, kinds("lose"), slow=True),
     "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "kick", "stall"), hubs=True),
     "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "kick"), holds=(False, True)),
     "words that half the range has gone by": Scene(
@@ -79,6 +80,7 @@ DEEP = {
     "anything, twice": Scene([ONE_WAY, ONE_WAY], 2, MOST | {"early"}),
     "anything, whenever processes act": Scene([PAIR, PAIR], 1, MOST | {"early"}),
     "two frames each way": Scene([TWO], 1, MOST | {"early"}),
+    "two frames each way, filled one by one": Scene([TWO], 1, MOST | {"early"}, slow=True),
     "numbers wrap, and frames come twice": Scene(
         [PAIR, PAIR], 1, kinds("lose", "duplicate"), seq=0xFFFFFFFF
     ),

@@ -37,6 +37,7 @@ from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.recovery import Recovery
 from testbed.exchange.pinch.vertex_tables import make_tables
+from testbed.kernel.abi import constant
 from testbed.plan import Datapath
 from testbed.protocol.pinch.packet import LEAST_BYTES
 from testbed.protocol.scale import ScaleGuess
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
 __all__ = ["Pinch"]
+
+_FEW = constant("PINCH_FEW")
 
 
 class Pinch(Exchange):
@@ -232,9 +235,13 @@ class Pinch(Exchange):
         used = None if guess is None or own is None or own > guess else guess
         if used is not None and self._cache:
             self._choose(x, self._cache, used)
+        # Few frames are filled before any rank waits for the handshake, which then is their kick.
+        few = used is not None and len(self._bundles.to) * self.layout.parts <= _FEW
+        if used is not None and few:
+            self._send(x, used)
         with self._timed("send"):
             port.handshakes.enter(own, holds)
-        if used is not None:
+        if used is not None and not few:
             self._send(x, used)
         complete = self._recovery.wait()
         highest = port.handshakes.highest

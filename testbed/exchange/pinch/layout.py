@@ -92,7 +92,9 @@ def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int)
     """Put vertices into frames of at most `rows`, those for the same ranks together.
 
     Vertices that do not fill a frame share one with the remainders for other ranks, and that frame
-    goes to all of these ranks. This costs bytes, but separate frames would cost more.
+    goes to all of these ranks. This costs bytes, but separate frames would cost more. Full frames
+    for different ranks alternate, because they are sent in this order while others are still being
+    filled: so every rank has something to add from the beginning.
 
     :param positions: Shape (m,): positions of the vertices to send.
     :param masks: uint32, shape (m,): the ranks that need each vertex, one bit each; no mask is 0.
@@ -102,8 +104,12 @@ def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int)
     _, first, counts = np.unique(sorted_masks, return_index=True, return_counts=True)
     place = np.arange(len(order)) - np.repeat(first, counts)  # among those with the same mask
     whole = place < np.repeat(counts // rows * rows, counts)
-    order = np.concatenate([order[whole], order[~whole]])
-    complete = int(whole.sum())
+    # How far each full frame is among those for the same ranks, 0 to 1.
+    progress = ((place + rows / 2) / np.repeat(np.maximum(counts // rows * rows, 1), counts))[whole]
+    turns = np.argsort(progress[::rows], kind="stable")
+    full = order[whole].reshape(-1, rows)[turns].reshape(-1)
+    order = np.concatenate([full, order[~whole]])
+    complete = len(full)
     starts = np.append(np.arange(0, complete, rows), np.arange(complete, len(order), rows))
     to = np.bitwise_or.reduceat(masks[order], starts) if len(order) else np.zeros(0, np.uint32)
     return Bundles(

@@ -54,6 +54,8 @@ class Process:
             handshake_kick=ctypes.addressof(kicks.handshake),
             peers=maps.peers.ctypes.data,
             flows=maps.flows.ctypes.data,
+            schedule=maps.schedule(0).ctypes.data,
+            capacity=maps.capacity,
             frames_to=self.frames_to.ctypes.data,
             seen=seen.ctypes.data,
             acked=maps.acked.ctypes.data,
@@ -82,6 +84,7 @@ class Process:
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
         rows = [pointer, pointer, pointer]
         library.pinch_send.argtypes = [pointer, *rows, u32, ctypes.c_double, pointer]
+        library.pinch_send_some.argtypes = [pointer, *rows, u32, u32, ctypes.c_double, pointer]
         library.pinch_wait.argtypes = [pointer, ctypes.c_int64]
         library.pinch_kick.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
@@ -110,7 +113,7 @@ class Process:
     def send(
         self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None
     ) -> None:
-        """Quantize and send.
+        """Quantize and send, a few frames at a time.
 
         :param last: See `Numbers.fill`.
         """
@@ -118,6 +121,15 @@ class Process:
         before = None if last is None else last.ctypes.data
         self._doorbell.check(
             self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before)
+        )
+
+    def send_some(
+        self, x: Embeddings, bundles: Bundles, first: int, end: int, factor: float
+    ) -> None:
+        """Quantize and send bundles `first` to `end`, those before having been sent."""
+        addresses = x.ctypes.data, bundles.order.ctypes.data, bundles.starts.ctypes.data
+        self._doorbell.check(
+            self._library.pinch_send_some(self._address, *addresses, first, end, factor, None)
         )
 
     def kick(self) -> None:

@@ -115,16 +115,30 @@ class Process:
         return self.handshake_kick()
 
     def send(self, count: int | None = None) -> list[Packet]:
-        """Allow all frames to be sent.
+        """Allow frames to be sent.
 
-        :param count: Allow only the first so many.
-        :returns: Kicks; none if a handshake is still missing, because the last one becomes a kick
-            itself.
+        :param count: Only the first so many; `publish` allows the others.
+        :returns: See `publish`.
         """
         memory = self.memory
-        memory.copies = sum(frame.copies for frame in memory.frames[:count])
-        memory.ready = len(memory.frames[:count])
-        return self.kicks() if memory.ready and seq_of(memory.met) == memory.seq else []
+        memory.copies = sum(frame.copies for frame in memory.frames)
+        return self.publish(len(memory.frames) if count is None else count)
+
+    def publish(self, count: int) -> list[Packet]:
+        """Allow the first `count` frames to be sent, those before included.
+
+        :returns: A kick for each flow that waits for these frames, because it has sent all others;
+            none if a handshake is still missing, because the last one becomes a kick itself.
+        """
+        memory, before = self.memory, self.memory.ready
+        memory.ready = count
+        if seq_of(memory.met) != memory.seq:
+            return []
+        return [
+            self._own(PinchKind.DOORBELL, flow=flow)
+            for flow in memory.config.fan
+            if before <= memory.flows[flow].next_number < count
+        ]
 
     @property
     def is_done(self) -> bool:

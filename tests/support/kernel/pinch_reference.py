@@ -264,9 +264,13 @@ class Member:
             [self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)]
         )
 
-    def send(self, x: np.ndarray, bundles: Bundles, factor: float) -> None:
-        self.port.sending.send(x, bundles, factor, None)
-        self.kicked(self.process.send())
+    def send(self, x: np.ndarray, bundles: Bundles, first: int, end: int, factor: float) -> None:
+        """Publish the frames of bundles `first` to `end`."""
+        port, parts = self.port, self.network.loaded.layout.parts
+        kicks = self.process.send(end * parts) if not first else self.process.publish(end * parts)
+        port.maps.control.copies = self.rank.copies
+        port.process.send_some(x, bundles, first, end, factor)
+        self.kicked(kicks)
 
     def end(self, **why: list[int]) -> None:
         self.port.handshakes.end(**why)
@@ -580,7 +584,12 @@ class Compared(Closing):
             member.enter(0, EXPONENTS if holds else range(-5, 0))
             self.at[index] = turn, "send"
         elif phase == "send":
-            member.send(mine, bundles, self.loaded.numbers(index).factor(0))
+            half, factor = len(bundles.to) // 2, self.loaded.numbers(index).factor(0)
+            member.send(mine, bundles, 0, half, factor)
+            self.at[index] = turn, "more"
+        elif phase == "more":
+            half, factor = len(bundles.to) // 2, self.loaded.numbers(index).factor(0)
+            member.send(mine, bundles, half, len(bundles.to), factor)
             self.at[index] = turn, "wait"
             self.policies[index] = Policy(member.process.seen())
         elif member.process.is_unfit:

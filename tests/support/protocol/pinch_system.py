@@ -54,6 +54,7 @@ class Scene:
     :param before: The exchange in which the bitmaps' words were last used; None: the one before the
         first.
     :param brisk: Whether ranks have their frames ready as soon as they send a handshake.
+    :param slow: Whether frames are filled and published one by one.
     :param only: Kinds of frames that faults apply to.
     """
 
@@ -69,6 +70,7 @@ class Scene:
     hubs: bool = False
     before: int | None = None
     brisk: bool = False
+    slow: bool = False
     only: frozenset[int] = frozenset(PinchKind)
 
     @property
@@ -122,8 +124,8 @@ class Added:
 class Parts(NamedTuple):
     """A rank's state.
 
-    :param phase: ``opened``, ``entered``, ``waiting``, ``lingering``, and in the end ``closed``,
-        ``failed`` or ``dead``.
+    :param phase: ``opened``, ``entered``, ``filling``, ``waiting``, ``lingering``, and in the end
+        ``closed``, ``failed`` or ``dead``.
     :param turn: The exchange that the rank is in.
     :param wrong: What is wrong with the rank; empty if nothing is.
     """
@@ -344,8 +346,18 @@ class Ranks:
         process = self.processes[index]
         if self.scene.nonfinite == index and parts.turn == len(self.scene.frames) - 1:
             return "lingering", parts.turn, None, "", [process.end(nonfinite=1 << index)]
-        kicked = process.send()
-        return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", kicked
+        kicked = process.send(1 if self.scene.slow else None)
+        return self._sent(index, parts.turn, kicked)
+
+    def _fill(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
+        kicked = self.processes[index].publish(self.ranks[index].ready + 1)
+        return self._sent(index, parts.turn, kicked)
+
+    def _sent(self, index: int, turn: int, kicked: list[Packet]) -> tuple[Any, ...]:
+        rank, process = self.ranks[index], self.processes[index]
+        if rank.ready < len(rank.frames):
+            return "filling", turn, None, "", kicked
+        return "waiting", turn, self.make_policy(process.seen(), CAP), "", kicked
 
     def _finish(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         """Take the sums, and open what comes next: another exchange, or the last one, in which all
@@ -674,8 +686,8 @@ class Exchanges(System[State]):
         dead = any(other.phase == "dead" for other in parts)
         if self.scene.crash and not dead:
             yield self._do(state, f"rank {rank} dies", rank, "crash")
-        if each.phase in ("opened", "entered"):
-            event = "enter" if each.phase == "opened" else "send"
+        if each.phase in ("opened", "entered", "filling"):
+            event = {"opened": "enter", "entered": "send", "filling": "fill"}[each.phase]
             yield self._do(state, f"rank {rank}: {event}", rank, event)
             if state.faults and "kick" in self.scene.kinds:
                 lost = state._replace(faults=state.faults - 1)
