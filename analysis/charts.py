@@ -105,8 +105,13 @@ def stack(split: pd.DataFrame, parts: Sequence[str], label: str) -> tuple[Figure
         reach = np.abs(np.array([np.minimum(low - left, 0), np.maximum(high - left, 0)]))
         axes.errorbar(left, places, xerr=reach, fmt="none", ecolor="#333333", capsize=3, lw=1)
         ends = np.maximum(left, high)
+    # One slow epoch must not make all others unreadable: its bar is cut off, and its time told.
+    reach_of_axis = 2 * float(left.max())
     for place, value, end in zip(places, left, ends, strict=True):
-        axes.text(end, place, f"  {value:.3g} {unit}", va="center")
+        slowest = f", slowest {end:.3g}" if end > reach_of_axis else ""
+        at = value if slowest else end
+        axes.text(at, place + 0.2 * bool(slowest), f"  {value:.3g} {unit}{slowest}", va="center")
+    ends = np.minimum(ends, reach_of_axis)
     axes.set_yticks(places, names)
     axes.set_xlabel(f"{label}, {unit}")
     axes.set_xlim(0, float(ends.max()) * 1.16)

@@ -17,6 +17,7 @@ from analysis.loading import origin
 from analysis.style import STYLE, mark, save, style_of
 from analysis.summary import curve, epoch_split, traffic
 from analysis.workload import report_of
+from testbed.core.errors import StorageError
 from testbed.results import Run
 
 __all__ = ["FIGURES", "Plot", "draw_all"]
@@ -139,7 +140,14 @@ NEEDED = {
 def draw_all(run: Run) -> list[Plot]:
     """Draw all figures into ``figures`` in the run's folder, and the CSV beside each."""
     folder = run.path / "figures"
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+        return _draw_all(run, folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def _draw_all(run: Run, folder: Path) -> list[Plot]:
     plots = []
     report, measured = report_of(run), set(run.frame["metric"])
     for name, (draw, title, caption) in FIGURES.items():

@@ -65,7 +65,8 @@ def origin(frame: pd.DataFrame, kernel: str | None = None) -> str:
     words = [" and ".join(engines.get(each, each) for each in frame["engine"].unique())]
     hosts = sorted(set(frame["hosts"]))
     words.append(f"{_series(hosts)} hosts")
-    words.append(kernel or _series(frame["kernel"].dropna().unique()))
+    kernels = [kernel] if kernel else frame["kernel"].dropna().unique()
+    words.append(_series(dict.fromkeys(" ".join(each.split()[:2]) for each in kernels)))
     if "scenario.seed" in frame:
         words.append(f"seed {_series(sorted(set(frame['scenario.seed'].dropna())))}")
     elif "seed" in frame:

@@ -85,7 +85,7 @@ def _who(split: pd.DataFrame) -> Iterator[str]:
 
 def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
     base, noun = baseline(run), report_of(run).noun
-    for name in run.backends:
+    for name in map(str, split.index):
         if in_kernel(run, name) and base is not None:
             epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
             reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])

@@ -7,20 +7,23 @@ import base64
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup, escape
 
 from analysis import cpu_time, narrative, summary
 from analysis.bench import alone
 from analysis.figures import Plot, draw_all
+from analysis.style import scale_of
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
 from testbed.results import Run, RunFolder, load_run
 
-__all__ = ["make_report"]
+__all__ = ["Grid", "make_report", "number", "picture", "template", "timed"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,21 +35,21 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
     :returns: The report's path, and the tolerance checks, passed and failed.
     :raises SpecError: The folder holds no finished run, or cannot be written.
     """
-    run = load_run(path)
+    run = load_run(path, finished=False)
     plots = {plot.name: plot for plot in draw_all(run)}
-    found = summary.checks(run)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.globals["figure"] = embed
-    html = environment.get_template("report.html.j2").render(
+    found = summary.checks(run) if run.finished else []
+    sentences = narrative.answer(run)
+    caveats = [each for each in sentences if each.startswith("Caution")]
+    headline, *reasons = [each for each in sentences if each not in caveats]
+    if not run.finished:
+        caveats.insert(0, unfinished(run))
+    html = template("report").render(
         run=run,
         manifest=run.manifest,
         scenario=run.manifest["scenario"],
-        answer=narrative.answer(run),
+        headline=headline,
+        reasons=reasons,
+        caveats=caveats,
         offloads=narrative.offloads(run),
         again=again(place or path),
         plots=plots,
@@ -58,6 +61,8 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         baseline=summary.baseline(run),
         faults=summary.faults_fired(run),
         events=summary.events(run),
+        resent=not run.manifest["scenario"]["faults"]
+        and bool(run.metric("retransmissions")["value"].any()),
         facts=facts(run),
         alone=alone(run.path),
         next_steps=narrative.next_steps(run),
@@ -66,6 +71,18 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
     )
     report = RunFolder.existing(path).write("report.html", lambda place: place.write_text(html))
     return report, found
+
+
+def template(name: str) -> jinja2.Template:
+    """Return a page's template."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["figure"] = embed
+    return environment.get_template(f"{name}.html.j2")
 
 
 def again(path: Path) -> str:
@@ -78,48 +95,133 @@ def again(path: Path) -> str:
 
 def embed(plot: Plot) -> Markup:
     """Return a figure as HTML with its picture inside."""
-    data = base64.b64encode(plot.png.read_bytes()).decode()
+    data = picture(plot.title, plot.png.read_bytes())
     return Markup(
-        f'<figure><img alt="{escape(plot.title)}"'
-        f' src="data:image/png;base64,{data}"><figcaption><strong>{escape(plot.title)}.</strong>'
+        f"<figure>{data}<figcaption><strong>{escape(plot.title)}.</strong>"
         f" {escape(plot.caption)}</figcaption></figure>"
     )
 
 
-def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the report's tables."""
+def picture(title: str, png: bytes) -> Markup:
+    """Return a picture as HTML that holds it."""
+    data = base64.b64encode(png).decode()
+    return Markup(f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">')
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table with a column per backend, so that it fits a narrow page.
+
+    :param rows: Pairs of a label and a text per column.
+    """
+
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+
+
+def unfinished(run: Run) -> str:
+    """Say that a run has ended early."""
+    text = f"Caution: this run did not finish (its status is {run.manifest['status']}), and so"
+    error = run.manifest.get("error")
+    return f"{text} shows what was measured until then{f': {error}' if error else ''}."
+
+
+def number(value: float) -> str:
+    """Write a number with three digits, never with an exponent."""
+    if value != value:
+        return "none"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def timed(
+    label: str, values: "pd.Series[float]", scale: tuple[float, str]
+) -> tuple[str, list[str]]:
+    """Return a row of times in the table's unit."""
+    factor, unit = scale
+    return f"{label}, {unit}", [number(value * factor) for value in values]
+
+
+def tables(run: Run) -> dict[str, Any]:
+    """Return the report's tables. Times of a table have one unit, chosen by the largest."""
     split = summary.epoch_split(run)
     base = summary.baseline(run) or str(split["epoch"].idxmin())
-    steps = run.metric("steps").groupby("backend")["value"].mean()
+    steps = run.metric("steps").groupby("backend")["value"].mean().reindex(split.index)
+    names = [str(name) for name in split.index]
+    report = report_of(run)
+    scale = scale_of(split["epoch"])
+    factor, unit = scale
+    spans = [
+        f"{number(row['fastest'] * factor)} to {number(row['slowest'] * factor)}"
+        for _, row in split.iterrows()
+    ]
+    ratios = [f"{split.loc[base, 'epoch'] / value:.2f}×" for value in split["epoch"]]
+    rows = [timed(part.replace("_", "-"), split[part], scale) for part in report.parts]
+    rows += [timed("epoch", split["epoch"], scale), (f"fastest to slowest, {unit}", spans)]
+    rows.append((f"against {base}", ratios))
+    inside = scale_of(split["communication"])
+    reduce = [
+        timed(report.noun, split["communication"], inside),
+        ("share of the epoch", [f"{row:.0%}" for row in split["communication"] / split["epoch"]]),
+        (
+            f"against {base}",
+            [f"{split.loc[base, 'communication'] / each:.2f}×" for each in split["communication"]],
+        ),
+        timed("until the last rank came", split["straggler"], inside),
+        timed("exchange: the rest", split["exchange"], inside),
+        (
+            f"exchange against {base}",
+            [f"{split.loc[base, 'exchange'] / each:.2f}×" for each in split["exchange"]],
+        ),
+        (
+            f"exchange {report.every}",
+            [narrative.duration(each) for each in split["exchange"] / steps],
+        ),
+        timed("CPU time of ranks", split["cpu"], inside),
+    ]
+    shares = cpu_time.network_shares(run)
+    overheads = cpu_time.overheads(run) if len(shares) else {}
+    counted = summary.counted(run)
     return {
-        "split": [
-            {
-                "backend": name,
-                "parts": [row[part] for part in report_of(run).parts],
-                **{key: row[key] for key in ("epoch", "fastest", "slowest")},
-                "ratio": split.loc[base, "epoch"] / row["epoch"],
-                "best": row["epoch"] == split["epoch"].min(),
-            }
-            for name, row in split.iterrows()
-        ],
-        "reduce": [
-            {
-                "backend": name,
-                **{key: row[key] for key in ("communication", "straggler", "exchange", "cpu")},
-                "share": row["communication"] / row["epoch"],
-                "step": narrative.duration(row["exchange"] / steps[name]),
-                "ratio": split.loc[base, "exchange"] / row["exchange"],
-                "best": row["exchange"] == split["exchange"].min(),
-            }
-            for name, row in split.iterrows()
-        ],
-        "shares": [
-            {"backend": name, **row, "overhead": cpu_time.overheads(run).get(str(name))}
-            for name, row in cpu_time.network_shares(run).iterrows()
-        ],
-        "counted": [{"backend": name, **row} for name, row in summary.counted(run).iterrows()],
+        "split": Grid(names, rows),
+        "reduce": Grid(names, reduce),
+        "shares": share_grid(shares, overheads),
+        "disturbed": any(value > 0.05 for value in overheads.values()),
+        "counted": Grid(
+            [str(name) for name in counted.index],
+            [
+                (str(key).replace("_", " "), [count(value) for value in counted[key]])
+                for key in counted
+            ],
+        ),
+        "crossings": "crossings" in counted,
         "learned": learned(run),
     }
+
+
+def count(value: float) -> str:
+    """Write a count; a backend need not have it."""
+    return "none" if value != value else f"{value:,.0f}"
+
+
+def share_grid(shares: pd.DataFrame, overheads: dict[str, float]) -> Grid:
+    """Return what share of the CPU time in collectives is whose."""
+    if shares.empty:
+        return Grid([], [])
+    words = {
+        "network": "kernel's network stack",
+        "program": "testbed's programs",
+        "kernel": "rest of the kernel",
+        "user": "user space",
+        "unclassified": "unclassified",
+        "softirq": "in softirq",
+    }
+    rows = [timed("CPU time", shares["cpu"], scale_of(shares["cpu"]))]
+    rows += [
+        (label, [f"{100 * value:.1f} %" for value in shares[key]]) for key, label in words.items()
+    ]
+    found = [overheads.get(str(name)) for name in shares.index]
+    more = ["none" if value is None else f"{100 * value:+.1f} %" for value in found]
+    return Grid([str(name) for name in shares.index], [*rows, ("telemetry's overhead", more)])
 
 
 def learned(run: Run) -> list[dict[str, Any]]:

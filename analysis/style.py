@@ -122,7 +122,8 @@ def scale_of(seconds: Iterable[float]) -> tuple[float, str]:
 
 def mark(figure: Figure, text: str) -> None:
     """Write below a figure what it was measured on."""
-    figure.text(0.0, -0.01, text, fontsize=7, color="#777777", va="top", ha="left")
+    place = -0.3 / figure.get_figheight()  # inches: below the axis' label
+    figure.text(0.0, place, text, fontsize=7, color="#777777", va="top", ha="left")
 
 
 def save(

@@ -116,6 +116,8 @@ def epoch_split(run: Run) -> pd.DataFrame:
     epochs.index.names = ["backend", "trial", "number"]  # "epoch" is a column now
     rows = {}
     for name in run.backends:
+        if name not in epochs.index:  # of a run that has ended early
+            continue
         ordered = epochs.loc[name].sort_values("epoch")
         rows[name] = {
             **ordered.iloc[(len(ordered) - 1) // 2],
@@ -128,7 +130,7 @@ def epoch_split(run: Run) -> pd.DataFrame:
 def baseline(run: Run) -> str | None:
     """Return the socket backend with the shortest median epoch; None if none was measured."""
     split = epoch_split(run)
-    sockets = [name for name in run.backends if not in_kernel(run, name)]
+    sockets = [name for name in split.index if not in_kernel(run, name)]
     return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None
 
 

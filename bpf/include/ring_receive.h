@@ -147,7 +147,7 @@ static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, 
 	w->frame->flags = RING_FLAG_RESTART;
 	w->frame->hop = 0;
 	w->frame->round = round;
-	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->attempt = ++w->chunk->nacks;
 	w->frame->prev = RING_NOTHING;
 	ring_count(w, RING_RESENT);
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);

@@ -40,12 +40,12 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
 	if (again) {
-		w->frame->attempt = ++chunk->attempt;
+		w->frame->attempt = ++chunk->attempt[seq & 1];
 		w->frame->prev = chunk->before[RING_STAGE_PARTIAL];
 		chunk->resent_us = now_us();
 		ring_count(w, RING_RESENT);
 	} else {
-		w->frame->attempt = round ? chunk->attempt + 1 : 0;
+		w->frame->attempt = round ? chunk->attempt[seq & 1] + 1 : 0;
 		ring_enlist(w, seq, index, RING_STAGE_PARTIAL);
 	}
 	return ring_send(w, ring_rank_after(ring_config.rank), length, sum);
@@ -131,7 +131,7 @@ static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, _
 	w->frame->hop = ring_result_steps_to(w->index, to);
 	w->frame->flags = 0;
 	w->frame->round = ring_round_of(result) > round ? ring_round_of(result) : round;
-	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->attempt = ++w->chunk->attempt[seq & 1];
 	w->frame->prev = prev;
 	ring_count(w, RING_ANSWERED);
 	ring_count(w, RING_RESENT);
@@ -212,7 +212,7 @@ static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round,
 	w->frame->hop = ring_steps_to(w->index, ring_config.rank) + 1;
 	w->frame->flags = 0;
 	w->frame->round = round;
-	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->attempt = ++w->chunk->attempt[w->frame->seq & 1];
 	w->frame->prev = w->chunk->before[RING_STAGE_PARTIAL];
 	ring_count(w, RING_RESENT);
 	*outcome = ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
@@ -344,7 +344,7 @@ static __always_inline void ring_repeat(struct ring_work *w)
 {
 	w->frame->flags = 0;
 	w->frame->prev = w->chunk->before[RING_STAGE_PARTIAL];
-	w->chunk->attempt = w->frame->attempt;
+	w->chunk->attempt[w->frame->seq & 1] = w->frame->attempt;
 }
 
 /* Reduce-scatter phase, with the input ready: add it. The last rank of the phase has the sum. */

@@ -98,6 +98,14 @@ static __always_inline void ring_note_loss(struct ring_work *w)
 	w->control->lossy = seq_of(w->progress);
 }
 
+/* Has a frame of the chunk been nacked, or found lost, within the holdoff? */
+static __always_inline bool ring_nacked_lately(struct ring_work *w, const struct ring_chunk *chunk)
+{
+	__u32 nacked = *(volatile const __u32 *)&chunk->nacked_us;
+
+	return nacked && now_us() - nacked < w->control->nack_holdoff_us;
+}
+
 /* A frame has arrived: has its predecessor? If not, note the loss and queue a nack. */
 static __always_inline void ring_look_back(struct ring_work *w)
 {
@@ -123,13 +131,15 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	if (stage == RING_STAGE_PARTIAL && ring_has_early(seq, index))
 		return;
 	ring_note_loss(w);
+	if (chunk->lost[stage] == seq && ring_nacked_lately(w, chunk))
+		return; /* a second frame names it as its predecessor */
+	nack.due_us = now_us();
 	chunk->lost[stage] = seq;
-	chunk->nacked_us = now_us();
+	chunk->nacked_us = nack.due_us;
 	ring_count(w, RING_LOST);
 	if (!ring_config.reorder_threshold || seq != mine || index >= (__u32)w->progress)
 		return;
 	nack.due_frame = list->frames + ring_config.reorder_threshold;
-	nack.due_us = now_us();
 	ring_nack_put(&list->fresh, &nack);
 }
 
@@ -150,6 +160,17 @@ static __always_inline void ring_look_around(struct ring_work *w, bool goes_on)
 	w->nack_due = ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
 }
 
+/* Has the chunk of a nack been nacked lately, and not only found lost, which queued this nack? Then
+ * the process was first. */
+static __always_inline bool ring_is_nacked(struct ring_work *w, const struct ring_nack *nack)
+{
+	__u32 index = nack->item >> RING_CHUNK_SHIFT;
+	struct ring_chunk *chunk = bpf_map_lookup_elem(&ring_chunks, &index);
+
+	return chunk && ring_nacked_lately(w, chunk) &&
+	       (nack->tries || chunk->nacked_us != nack->due_us);
+}
+
 /* Take a reserved entry. False: none is still missing. */
 static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nacks *list,
 					   struct ring_nack_queue *queue, struct ring_nack *nack)
@@ -158,12 +179,15 @@ static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nack
 		*nack = queue->nacks[queue->taken % RING_NACK_ENTRIES];
 		queue->taken += 1;
 		if (ring_is_missing(w, nack)) {
+			bool is_nacked = ring_is_nacked(w, nack);
+
 			nack->due_frame = list->frames;
 			nack->due_us =
 				now_us() + (w->control->nack_holdoff_us << (nack->tries & 7));
 			nack->tries += nack->tries < RING_MOST_DOUBLINGS;
 			ring_nack_put(&list->again, nack);
-			return true;
+			if (!is_nacked)
+				return true;
 		}
 	}
 	return false;

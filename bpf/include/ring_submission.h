@@ -61,7 +61,7 @@ static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u
 	w->frame->kind = RING_NACK;
 	w->frame->seq = seq_of(w->progress);
 	w->frame->chunk = w->index;
-	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->attempt = ++w->chunk->nacks;
 	w->frame->hop = 0;
 	w->frame->flags = stage == RING_STAGE_RESULT ? RING_FLAG_RESULT : 0;
 	w->frame->round = round;
@@ -72,13 +72,16 @@ static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u
 	return ring_send(w, ring_rank_before(ring_config.rank), length, 0);
 }
 
-/* Nack the chunk's next missing frame, if one is missing. */
+/* Nack the chunk's next missing frame, if one is missing, and has not been nacked since the process
+ * looked. */
 static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 {
 	__u32 seq = seq_of(w->progress);
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
 	bool begun = seq_of(reduced) == seq;
 
+	if (ring_nacked_lately(w, w->chunk))
+		return RING_GONE;
 	if (seq_of(result) == seq &&
 	    (ring_is_done(result) || ring_state_of(result) == RING_RESULT_CLAIMED))
 		return RING_GONE;

@@ -188,7 +188,8 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 	}
 	if (chunk) {
 		chunk->before[stage] = f->flags ? RING_NOTHING : f->prev;
-		chunk->attempt = f->attempt;
+		chunk->attempt[seq & 1] = f->attempt;
+		chunk->nacks = 0;
 	}
 }
 

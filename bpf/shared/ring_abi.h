@@ -103,8 +103,12 @@ struct ring_chunk {
 	/* when this rank last nacked a frame of the chunk, or found one lost; low 32 bits */
 	__u32 nacked_us;
 	__u32 resent_us; /* when this rank last retransmitted a frame of the chunk; 0: never */
-	__u32 attempt;	 /* attempt of the chunk's frame that was sent last */
-	__u32 pad;
+	/* by parity of seq, because a rank answers stragglers of the previous one: attempt of the
+	 * chunk's frame with data that was sent last */
+	__u16 attempt[2];
+	/* nacks that this rank has sent since; apart, because how many there are depends on time,
+	 * and an attempt decides a frame's fate */
+	__u32 nacks;
 };
 
 /* Retransmit buffer: a partial sum that was sent, in case it is lost. */

@@ -90,12 +90,14 @@ struct ring {
 	__s64 timeout_ns;
 	__u64 *consumer; /* positions in the ring buffer of events */
 	const __u64 *producer;
-	__u32 front;		  /* all chunks before this one are done */
-	__u32 allowed;		  /* chunks that could be nacked then */
-	__u32 stalls;		  /* stalls in a row */
-	__u32 probes;		  /* since the start */
-	__u32 next;		  /* chunk that the next stall starts at */
-	__u32 to_verify;	  /* chunk whose result is verified next, before all are stored */
+	__u32 front;	 /* all chunks before this one are done */
+	__u32 allowed;	 /* chunks that could be nacked then */
+	__u32 stalls;	 /* stalls in a row */
+	__u32 probes;	 /* since the start */
+	__u32 next;	 /* chunk that the next stall starts at */
+	__u32 to_verify; /* chunk whose result is verified next, before all are stored */
+	__u32 still_us;	 /* time of the first of these stalls; low 32 bits */
+	__u32 pad;
 	__u64 nacked_at;	  /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that failed their check */

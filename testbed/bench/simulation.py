@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from testbed.sim.calibration import read_calibration
 from testbed.sim.hardware import Hardware
 from testbed.sim.presets import PRESETS
 from testbed.sim.ring import SimulatedRing
+from testbed.sim.trace import Trace
 from testbed.sim.train_ring import TrainRing
+from testbed.sim.watching import watched
 from testbed.sim.wiring import Wiring
 
 __all__ = ["Options", "Result", "measure", "text_lines"]
@@ -40,6 +42,7 @@ class Options:
     :param hardware: Name of a preset, or a file of ``testbed calibrate``.
     :param exact: Every frame by the reference model, with its payload, instead of trains.
     :param train: Most frames of a train; 0: as `TrainRing` chooses.
+    :param trace: Where a trace in Chrome's format is written, if at all.
     """
 
     fabric: SimulatedFabricOptions
@@ -48,6 +51,7 @@ class Options:
     hardware: str = "10g"
     exact: bool = False
     train: int = 0
+    trace: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,13 @@ class Result:
         }
 
 
-def measure(options: Options) -> Result:
+def measure(options: Options, tell: Callable[[str], None] = lambda text: None) -> Result:
     """Simulate one all-reduce.
 
+    :param tell: Shows the user how far the simulation is.
     :raises SpecError: An option is out of range, or memory does not suffice.
+    :raises CollectiveError: There was no progress for the timeout.
+    :raises StorageError: The trace cannot be written.
     """
     hardware = hardware_named(options.hardware)
     if not options.size:
@@ -113,10 +120,16 @@ def measure(options: Options) -> Result:
     plan = options.fabric.plan()
     planned = time.perf_counter()
     in_flight = options.collective.window * ranks
-    wiring, events, simulated, built = (_exact if options.exact else _trains)(
-        options, plan, hardware, in_flight
-    )
+    ring, run = (_exact if options.exact else _trains)(options, plan, hardware, in_flight)
+    wiring = ring.wiring
+    trace = Trace(wiring) if options.trace else None
+    built = time.perf_counter()
+    with watched(ring, tell):
+        simulated = run()
     ended = time.perf_counter()
+    if trace and options.trace:
+        trace.write(options.trace)
+    events = ring.events
     return Result(
         options,
         hardware.source,
@@ -146,7 +159,7 @@ def hardware_named(name: str) -> Hardware:
 
 def _trains(
     options: Options, plan: FabricPlan, hardware: Hardware, in_flight: int
-) -> tuple[Wiring, int, float, float]:
+) -> tuple[TrainRing, Callable[[], float]]:
     ring = TrainRing(
         plan,
         hardware,
@@ -155,14 +168,12 @@ def _trains(
         in_flight,
         options.train or None,
     )
-    built = time.perf_counter()
-    simulated = ring.run()
-    return ring.wiring, ring.voyages, simulated, built
+    return ring, ring.run
 
 
 def _exact(
     options: Options, plan: FabricPlan, hardware: Hardware, in_flight: int
-) -> tuple[Wiring, int, float, float]:
+) -> tuple[SimulatedRing, Callable[[], float]]:
     elements = options.size // 4
     ring = SimulatedRing(
         plan,
@@ -171,11 +182,12 @@ def _exact(
         capacity=elements,
         in_flight=in_flight,
     )
-    built = time.perf_counter()
-    ring.all_reduce([np.ones(elements, np.float32)] * len(plan.hosts))
-    # A frame takes an event for each link, and one for its CPU.
-    hops = sum(line.frames for line in ring.wiring.transmitters)
-    return ring.wiring, hops + ring.counters()["sent"], ring.seconds[0], built
+
+    def run() -> float:
+        ring.all_reduce([np.ones(elements, np.float32)] * len(plan.hosts))
+        return ring.seconds[0]
+
+    return ring, run
 
 
 def _heap_seconds(events: int, waiting: int) -> float:

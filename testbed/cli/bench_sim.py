@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from testbed.cli import flags, options
+from testbed.cli.progress import clear_progress, show_progress
 from testbed.comm.options import CollectiveOptions
 from testbed.plan import SimulatedFabricOptions
 
 __all__ = ["register"]
 
-_OTHERS = ("timeout", "affinity", "recovery", "reorder_threshold", "on_overflow")
+_OTHERS = (
+    "timeout",
+    "affinity",
+    "recovery",
+    "reorder_threshold",
+    "reproducible",
+    "on_overflow",
+)
 
 
 def register(bench: typer.Typer) -> None:
@@ -22,6 +31,7 @@ def register(bench: typer.Typer) -> None:
         epilog=options.examples(
             "testbed bench sim --topology fat-tree --hosts 1024 --size 64M --json",
             "testbed bench sim --hosts 8 --size 1M --hardware 100g --exact",
+            "testbed bench sim --hosts 4 --size 64K --exact --trace out.json",
             after="docs/simulation.md explains the models. Needs no root.",
         ),
     )(flags.expand(sim))
@@ -49,6 +59,16 @@ def sim(
             help="Most frames that take one event; 0: as many as change little.",
         ),
     ] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=(
+                "Write what hosts, links and queues do in Chrome's trace format, which Perfetto"
+                " opens."
+            ),
+        ),
+    ] = None,
     collective: Annotated[CollectiveOptions, flags.Of(omit=_OTHERS)] = CollectiveOptions(
         lanes="int32", window=64
     ),
@@ -64,9 +84,13 @@ def sim(
     from testbed.bench import simulation
     from testbed.bench.sizes import parse_size
 
-    result = simulation.measure(
-        simulation.Options(fabric, collective, parse_size(size, "--size"), hardware, exact, train)
+    wanted = simulation.Options(
+        fabric, collective, parse_size(size, "--size"), hardware, exact, train, trace
     )
+    try:
+        result = simulation.measure(wanted, show_progress())
+    finally:
+        clear_progress()
     results = options.Results(json, out)
     for line in simulation.text_lines(result):
         results.say(line)

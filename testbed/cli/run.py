@@ -5,7 +5,7 @@ import shlex
 import sys
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -113,17 +113,13 @@ def run(
     out = out or default_folder(scenario)
 
     from testbed.host.rights import require_root
-    from testbed.run import check, run_into
+    from testbed.run import check
 
     check(scenario)
-    from analysis.bench import BENCH, read_bench
+    from analysis.bench import read_bench
 
     measured = read_bench(bench) if bench else None
     require_root()
-
-    from analysis.report import make_report
-    from testbed.results import RunFolder
-
     command = ["testbed", "run", str(path)]
     for setting in settings:
         command += ["--set", setting]
@@ -133,9 +129,33 @@ def run(
         command += ["--fault", fault]
     if fault_seed is not None:
         command += ["--fault-seed", str(fault_seed)]
+    report, checks = play(scenario, out, overwrite, json, command, measured)
+    show(out, report, checks, json)
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def play(
+    scenario: "Scenario",
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    command: list[str],
+    measured: Any = None,
+) -> "tuple[Path, list[Check]]":
+    """Run a scenario in a folder, and write the report; return its place and the tolerance
+    checks.
+
+    :param measured: The result of a bench for the report, as of `analysis.bench.read_bench`.
+    """
+    from analysis.bench import BENCH
+    from analysis.report import make_report
+    from testbed.results import RunFolder
+    from testbed.run import run_into
+
     with RunFolder(out, overwrite) as folder:
         try:
-            run_into(folder, scenario, quiet=json, command=command)
+            run_into(folder, scenario, quiet=quiet, command=command)
             if measured:
                 folder.write(BENCH, lambda place: place.write_text(dumps(measured)))
             report, checks = make_report(folder.path, folder.out)
@@ -145,9 +165,7 @@ def run(
                 f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True
             )
             raise
-    show(out, out / report.name, checks, json)
-    if not all(check.passed for check in checks):
-        raise typer.Exit(1)
+    return out / report.name, checks
 
 
 def default_folder(scenario: "Scenario") -> Path:

@@ -89,6 +89,13 @@ class CollectiveOptions(GroupOptions):
             " eighth of the tensor, at least 1 MiB"
         ),
     )
+    reproducible: bool = Field(
+        default=False,
+        description=(
+            "what xdp-ring retransmits depends on the faults alone and not on time, but a loss of a"
+            " retransmission costs 0.2 s"
+        ),
+    )
     on_overflow: OnOverflow = Field(
         default="error",
         description=(

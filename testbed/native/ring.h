@@ -14,6 +14,8 @@
 /* stalls in a row after which a chunk is nacked without evidence, if there have been no losses
  * lately */
 #define PATIENCE 10
+/* holdoffs without progress after which a chunk is nacked without evidence */
+#define HOLDOFFS 8
 /* chunks that are nacked without a sign of loss, if nothing else explains the silence */
 #define BLIND 4
 /* bytes of lanes up to which a wait yields the CPU before it sleeps; longer collectives last for

@@ -111,9 +111,13 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		 next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind;
 	bool flushed = still && r->stalls &&
 		       (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
-	bool complete = flushed && is_complete(r, seq);
+	bool complete = flushed && is_complete(r, seq), patient;
 
-	blind = flushed && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
+	if (!r->stalls)
+		r->still_us = now_us;
+	/* A loss that is known, here or elsewhere, explains a silence of some holdoffs. */
+	patient = now_us - r->still_us >= (uint64_t)HOLDOFFS * c->nack_holdoff_us;
+	blind = flushed && patient && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
 	if (flushed)
 		verify_early(r, MIN(total, ready), seq);
 	while (r->front < total && is_done(read_word(&r->records[r->front].result), seq))

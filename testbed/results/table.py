@@ -114,6 +114,11 @@ class Run:
         """
         return list(dict.fromkeys(self.frame["backend"]))
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete; else these are the measurements until it ended."""
+        return bool(self.manifest.get("status") == "complete")
+
     def metric(self, name: str) -> pd.DataFrame:
         """Return the rows of one metric."""
         return self.frame[self.frame["metric"] == name]
@@ -131,7 +136,7 @@ def load_run(path: Path, finished: bool = True) -> Run:
         frame = pd.read_parquet(path / "results.parquet")
     except FileNotFoundError as error:
         raise SpecError(
-            f"{path}: is not the folder of a finished run: {error.filename} is missing"
+            f"{path}: is not the folder of a finished run: {path / 'results.parquet'} is missing"
         ) from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from testbed.collectives.ring.layout import (
     MOST_IN_FLIGHT,
-    NACK_HOLDOFF_US,
     Layout,
     Pace,
     chunk_bytes_for,
+    nack_holdoff_for,
     retransmit_slots_for,
     window_for,
 )
@@ -83,6 +83,7 @@ class SimulatedRing:
         window = window_for(
             self.options.window, ranks, self._chunk_bytes, self.in_flight, self.options.tokens
         )
+        reproducible = self.options.reproducible
         peers = tuple(Endpoint(host.mac, host.ip) for host in self.plan.hosts)
         chunks = self._tensor(self.capacity, self.capacity).layout.total
         self.hosts = [
@@ -98,12 +99,13 @@ class SimulatedRing:
                     peers,
                     self.options.recovery == "upstream",
                     self.options.reorder_threshold,
-                    retransmit_slots_for(window, ranks),
+                    retransmit_slots_for(window, ranks, chunks if reproducible else 0),
                 ),
                 window,
                 _FIRST,
-                NACK_HOLDOFF_US,
+                nack_holdoff_for(reproducible),
                 self.options.timeout,
+                reproducible,
             )
             for rank in range(ranks)
         ]
@@ -132,6 +134,12 @@ class SimulatedRing:
             if held:
                 self.seconds.append(self.env.now - begin)
                 return sums
+
+    @property
+    def events(self) -> int:
+        """Events so far: a frame takes one for each link, and one for its CPU."""
+        hops = sum(line.frames for line in self.wiring.transmitters)
+        return hops + sum(host.rank.counters["sent"] for host in self.hosts)
 
     def counters(self) -> dict[str, int]:
         """Counters of all ranks, added up."""

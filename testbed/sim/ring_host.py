@@ -27,6 +27,7 @@ class RingHost:
 
     :param seq: The sequence number in which the ranks have met.
     :param timeout: Simulated seconds without progress after which a collective fails.
+    :param reproducible: Save all partial sums, as after a loss.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class RingHost:
         seq: int,
         nack_holdoff_us: int,
         timeout: float,
+        reproducible: bool = False,
     ) -> None:
         self.rank = Rank(config, seq=seq, verified=seq, nack_holdoff_us=nack_holdoff_us)
         self.process = Process(self.rank, window)
@@ -48,6 +50,7 @@ class RingHost:
         self._quiet = Quiet(self.process)
         self._timeout = timeout
         self._window = window
+        self._reproducible = reproducible
         self._kicks = 0  # on their way through the doorbell
         self._woken: simpy.Event | None = None
 
@@ -61,6 +64,8 @@ class RingHost:
         total, length, block = layout.total, layout.length, layout.block
         self.process.window = min(self._window, layout.window or self._window)
         self.process.begin(seq, total, length, seq & 0xFFFF)
+        if self._reproducible:
+            self.rank.lossy = seq
         self._quiet = Quiet(self.process)
         for start in range(0, total, block):
             end = min(start + block, total)

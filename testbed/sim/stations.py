@@ -6,13 +6,17 @@ arrives (Lindley's recursion), and a station takes no event of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import simpy
 
 from testbed.sim.hardware import LinkModel
 
-__all__ = ["Buffer", "Cpu", "Train", "Transmitter"]
+__all__ = ["Buffer", "Cpu", "Note", "Train", "Transmitter"]
+
+#: Is told of each piece of work: its begin, its end, and frames; none: a frame was dropped.
+Note = Callable[[float, float, int], None]
 
 _TOLERANCE = 0.5
 """Bytes: a backlog follows from times, which are rounded."""
@@ -40,10 +44,12 @@ class Cpu:
     :param wakeup: Seconds that it takes to begin when it is idle.
     """
 
-    __slots__ = ("busy", "env", "free", "wakeup")
+    __slots__ = ("busy", "env", "free", "name", "note", "wakeup")
 
-    def __init__(self, env: simpy.Environment, wakeup: float = 0.0) -> None:
+    def __init__(self, env: simpy.Environment, wakeup: float = 0.0, name: str = "") -> None:
         self.env = env
+        self.name = name
+        self.note: Note | None = None
         self.wakeup = wakeup
         self.free = -1.0
         self.busy = 0.0
@@ -54,6 +60,8 @@ class Cpu:
         begin = max(self.free, now) if self.free > now - _INSTANT else now + self.wakeup
         self.free = begin + seconds
         self.busy += seconds
+        if self.note is not None:
+            self.note(begin, self.free, 1)
         return self.free - now
 
     def carry(self, train: Train, seconds: float) -> None:
@@ -68,6 +76,8 @@ class Cpu:
         train.head = begin + seconds
         train.tail = self.free = max(begin + train.frames * seconds, last)
         self.busy += train.frames * seconds
+        if self.note is not None:
+            self.note(begin, self.free, train.frames)
 
 
 class Transmitter:
@@ -77,7 +87,7 @@ class Transmitter:
     :ivar dropped: Frames that found no room.
     """
 
-    __slots__ = ("_buffer", "busy", "dropped", "env", "frames", "free", "link", "name")
+    __slots__ = ("_buffer", "busy", "dropped", "env", "frames", "free", "link", "name", "note")
 
     def __init__(
         self, env: simpy.Environment, link: LinkModel, name: str = "", buffer: Buffer | None = None
@@ -87,6 +97,7 @@ class Transmitter:
         self.name = name
         self.free = self.busy = 0.0
         self.frames = self.dropped = 0
+        self.note: Note | None = None
         self._buffer = buffer
         if buffer is not None:
             buffer.transmitters.append(self)
@@ -104,11 +115,15 @@ class Transmitter:
         now: float = self.env.now
         if not self._has_room(length + self.link.overhead):
             self.dropped += 1
+            if self.note is not None:
+                self.note(now, now, 0)
             return None
         seconds = self.link.seconds(length)
         self.free = max(self.free, now) + seconds
         self.busy += seconds
         self.frames += 1
+        if self.note is not None:
+            self.note(self.free - seconds, self.free, 1)
         return self.free - now + self.link.delay
 
     def carry(self, train: Train) -> None:
@@ -122,6 +137,8 @@ class Transmitter:
             max(begin + train.frames * seconds, train.tail + seconds),
         )
         self.free = train.tail
+        if self.note is not None:
+            self.note(begin, self.free, train.frames)
         train.head += self.link.delay
         train.tail += self.link.delay
         self.busy += train.frames * seconds

@@ -97,6 +97,11 @@ class TrainRing:
         self._last = [0.0] * ranks
         self._ready: list[list[float]] = []
 
+    @property
+    def events(self) -> int:
+        """Events so far: a train's way from host to host."""
+        return self.voyages
+
     def run(self) -> float:
         """One all-reduce, whose scale is known: simulated seconds."""
         for rank in range(self._ranks):

@@ -75,7 +75,8 @@ class Wiring:
         self.transmitters = [line for line, _ in self._out.values()]
         self._forwarding = {switch.name: switch.forwarding for switch in plan.switches}
         costs = hardware.host
-        pool = [Cpu(env, costs.wakeup) for _ in range(costs.cores)] if costs.shared else []
+        names = [f"CPU {number}" for number in range(costs.cores)] if costs.shared else []
+        pool = [Cpu(env, costs.wakeup, name) for name in names]
         self.cpus: list[Cpu] = list(pool)
         self.hosts = [self._host(host.rank, host.name, pool) for host in plan.hosts]
         self._names = {host.name: host for host in self.hosts}
@@ -85,7 +86,8 @@ class Wiring:
 
     def _host(self, rank: int, name: str, pool: list[Cpu]) -> Host:
         costs = self.hardware.host
-        own = pool or [Cpu(self.env, costs.wakeup) for _ in range(min(costs.cores, 2))]
+        names = (f"{name} programs", f"{name} process") if costs.cores > 1 else (name,)
+        own = pool or [Cpu(self.env, costs.wakeup, each) for each in names]
         self.cpus += [] if pool else own
         if pool:
             kernel = user = own[rank % len(own)]

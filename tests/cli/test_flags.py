@@ -22,7 +22,7 @@ MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench exchange": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
     "bench sim": (
         (SimulatedFabricOptions, CollectiveOptions),
-        {"timeout", "affinity", "recovery", "reorder_threshold", "on_overflow"},
+        {"timeout", "affinity", "recovery", "reorder_threshold", "reproducible", "on_overflow"},
     ),
     "up": ((FabricOptions,), set()),
 }

@@ -32,6 +32,8 @@ WINDOW = 2
 CHUNKS = 16
 FREE, WAITING = constant("RING_EARLY_FREE"), constant("RING_EARLY_WAITING")
 NOW = 5_000_000  # microseconds
+HOLDOFF = 200
+TICK = 8 * HOLDOFF  # so long a silence is not explained by losses that are known
 
 CHUNK = st.integers(0, CHUNKS - 1)
 OPERATIONS = st.one_of(
@@ -53,8 +55,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("flushed"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("lossy"), st.integers(0, 300), st.just(0)),
     st.tuples(st.just("said"), st.integers(-1, 1), st.booleans()),
-    st.tuples(st.just("stall"), st.booleans(), st.just(0)),
-    st.tuples(st.just("stall"), st.just(True), st.just(0)),
+    st.tuples(st.just("stall"), st.booleans(), st.sampled_from((0, TICK))),
+    st.tuples(st.just("stall"), st.just(True), st.sampled_from((0, TICK))),
     st.tuples(st.just("probe"), st.just(0), st.just(0)),
 )
 
@@ -67,6 +69,7 @@ class Both:
     def __init__(self, native: NativeProcess, memory: Memory, window: int = WINDOW) -> None:
         self.native, self.memory, self.process = native, memory, Process(memory, window)
         self.slot = 0
+        self.now = NOW
         # Head and tail also wrap.
         native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
         native.control.progress = word_of(memory.seq, 0)
@@ -131,7 +134,9 @@ class Both:
         )
 
     def asked(self, chunk: int, ago_us: int) -> None:
-        self.memory.chunks[chunk].nacked_us = self.native.records[chunk].nacked_us = NOW - ago_us
+        self.memory.chunks[chunk].nacked_us = self.native.records[chunk].nacked_us = (
+            self.now - ago_us
+        )
 
     def refuse(self, chunk: int, _) -> None:
         self.process.refuse(chunk)
@@ -150,9 +155,11 @@ class Both:
         peer.seq = self.native.peers[before].seq = self.memory.seq + later & 0xFFFFFFFF
         peer.verified = self.native.peers[before].verified = peer.seq if verified else 0
 
-    def stall(self, still: bool, _=0) -> None:
-        self.process.stall(NOW, still)
-        self.native.stall(self.process.total, NOW, still)
+    def stall(self, still: bool, pass_us: int = TICK) -> None:
+        """The process looks at its memory; then some time passes."""
+        self.process.stall(self.now, still)
+        self.native.stall(self.process.total, self.now, still)
+        self.now += pass_us
         assert self.native.ring.stalls == self.process.stalls
 
     def probe(self, cpu: int, _=0) -> None:
@@ -207,7 +214,7 @@ def both():
     """Rank 0 of 2 with all input published: the even chunks are its own, and those in its window
     are launched.
     """
-    memory = Memory(config(0, 2, chunks=CHUNKS), nack_holdoff_us=200)
+    memory = Memory(config(0, 2, chunks=CHUNKS), nack_holdoff_us=HOLDOFF)
     with NativeProcess(0, 2, WINDOW) as native:
         made = Both(native, memory)
         made.begin(CHUNKS, 0)
@@ -267,6 +274,17 @@ def test_nothing_is_nacked_blindly_before_the_preceding_rank_has_answered(both) 
     assert asked(both) == []
     both.stall(True)
     assert asked(both) == [(WrKind.NACK, 0)]  # the allowance has dropped to one
+
+
+def test_nothing_is_nacked_blindly_within_some_holdoffs(both) -> None:
+    """A loss that another rank knows of explains the silence."""
+    both.lossy(0, 0)
+    both.flushed(1, 0)
+    both.stall(True, TICK - 1)
+    both.stall(True, 1)
+    assert asked(both) == []
+    both.stall(True)
+    assert [kind for kind, _ in asked(both)] == [WrKind.NACK]
 
 
 def test_without_recent_losses_blind_nacks_are_sent_later(both) -> None:

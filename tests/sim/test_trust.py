@@ -2,6 +2,7 @@
 are sent again, and the sums are the same.
 """
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,17 @@ from testbed.sim.ring import SimulatedRing
 from testbed.testing.group import Group
 from testbed.worker import Workers
 
-pytestmark = pytest.mark.net
-
 SIZE, SEED = 30_000, 5
-#: Retransmissions meet no rule: their attempts count nacks, and how many ranks send depends on how
-#: long a busy machine takes to answer.
-RULES = rules_of([parse_fault("drop p=0.04 kind=reduce,result attempt=0")])
+RULES = rules_of(
+    [parse_fault("drop p=0.04 kind=reduce,result"), parse_fault("drop p=0.2 kind=nack")]
+)
 HARDWARE = Hardware(
     host=HostCosts(frame=2e-6, byte=0.5e-9, wakeup=5e-6, syscall=2e-6), link=LinkModel(rate=10e9)
 )
-PLACE = ["sender", "receiver", "kind", "seq", "chunk", "hop"]
+FRAME = ["sender", "receiver", "kind", "seq", "chunk", "hop", "attempt"]
 
 Tensors = list[NDArray[np.float32]]
-Trace = tuple[set[tuple[int, ...]], set[tuple[int, ...]]]
+Trace = tuple[Counter[tuple[int, ...]], Counter[tuple[int, ...]]]
 
 
 def inputs(ranks: int) -> Tensors:
@@ -47,12 +46,14 @@ def split(records: NDArray[Any]) -> Trace:
     """The frames with data that were lost, and those that were sent again."""
     data = records[np.isin(records["kind"], (Kind.REDUCE, Kind.RESULT))]
     lost, again = data[data["fired"] > 0], data[data["attempt"] > 0]
-    return set(lost[PLACE].tolist()), set(again[PLACE].tolist())
+    return Counter(lost[FRAME].tolist()), Counter(again[FRAME].tolist())
 
 
-def simulated(plan: FabricPlan, options: CollectiveOptions) -> tuple[Tensors, Trace]:
+def simulated(
+    plan: FabricPlan, options: CollectiveOptions, hardware: Hardware = HARDWARE
+) -> tuple[Tensors, Trace]:
     table = compile_rules(RULES, plan, SEED)
-    ring = SimulatedRing(plan, HARDWARE, options, capacity=SIZE, table=table, trace=True)
+    ring = SimulatedRing(plan, hardware, options, capacity=SIZE, table=table, trace=True)
     sums = ring.all_reduce(inputs(len(plan.hosts)))
     return sums, split(ring.faults.log())
 
@@ -67,19 +68,45 @@ def emulated(plan: FabricPlan, options: CollectiveOptions) -> tuple[Tensors, Tra
         return sums, split(injector.log())
 
 
+def options_of(recovery: str) -> CollectiveOptions:
+    return CollectiveOptions(
+        lanes="int16",
+        window=1,
+        recovery=recovery,  # type: ignore[arg-type]
+        timeout=30.0,
+        reproducible=True,
+    )
+
+
+@pytest.mark.net
 @pytest.mark.parametrize("recovery", ["upstream", "origin"])
 @pytest.mark.parametrize(("topology", "ranks"), [("star", 2), ("star", 4), ("fat-tree", 6)])
 def test_both_engines_lose_and_repeat_the_same_frames(
     topology: str, ranks: int, recovery: str
 ) -> None:
-    plan = plan_fabric(topology, ranks)
-    options = CollectiveOptions(lanes="int16", window=1, recovery=recovery, timeout=30.0)  # type: ignore[arg-type]
-    sums, trace = simulated(plan, options)
-    found, seen = emulated(plan, options)
-    lost, again = trace
+    plan, options = plan_fabric(topology, ranks), options_of(recovery)
+    sums, (lost, again) = simulated(plan, options)
+    found, (seen_lost, seen_again) = emulated(plan, options)
     assert lost
-    assert lost == seen[0]
-    if recovery == "upstream":  # with `origin`, who sends a result depends on who asks first
-        assert again == seen[1]
+    assert again
+    assert lost == seen_lost
+    assert again == seen_again
     for mine, other in zip(sums, found, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("recovery", ["upstream", "origin"])
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_no_speed_of_hosts_and_links_changes_them(ranks: int, recovery: str) -> None:
+    plan, options = plan_fabric("star", ranks), options_of(recovery)
+    traces = [
+        simulated(plan, options, hardware)[1]
+        for hardware in (
+            HARDWARE,
+            Hardware(HostCosts(frame=20e-6, wakeup=1e-3), LinkModel(rate=1e8)),
+            Hardware(HostCosts(frame=1e-6, cores=1, shared=True), LinkModel(rate=1e10)),
+            Hardware(HostCosts(wakeup=5e-6), LinkModel(rate=1e9, delay=1e-4)),
+        )
+    ]
+    assert traces[0][0]
+    assert traces[1:] == traces[:1] * 3

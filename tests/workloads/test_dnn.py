@@ -101,5 +101,5 @@ def test_a_run_is_reported(tmp_path: Path) -> None:
     assert len(ranks) == 3 * 2 * 2
     html = make_report(run.path)[0].read_text()
     assert "summed in 2 buckets while backward goes on" in html
-    assert "<th>exposed</th>" in html
+    assert "<td>exposed, " in html
     assert "The same training" not in html

@@ -35,11 +35,11 @@ __all__ = [
     "LEAST_BLOCK",
     "MOST_IN_FLIGHT",
     "MOST_TOKENS",
-    "NACK_HOLDOFF_US",
     "Layout",
     "Pace",
     "chunk_bytes_for",
     "chunks_for",
+    "nack_holdoff_for",
     "retransmit_slots_for",
     "window_for",
 ]
@@ -72,6 +72,9 @@ Goodput at 10 % loss, relative to the lossless one (4 ranks, 16 MiB): 0.17 to 0.
 with 100 us, 0.40 to 0.48 with 50 us, 0.44 with 25 us.
 """
 
+REPRODUCIBLE_HOLDOFF_US = 200_000
+"""Longer than a busy machine takes to answer a nack: no frame is nacked again that is under way."""
+
 MOST_IN_FLIGHT = 192
 """Maximum number of frames in flight, whatever the window: a veth's queue has 256 entries, and
 drops frames beyond that.
@@ -98,9 +101,17 @@ def window_for(
     return max(1, min(window, most // ranks))
 
 
-def retransmit_slots_for(window: int, ranks: int) -> int:
-    """Slots of a rank's retransmit buffer, a power of two."""
-    return 1 << (_RETRANSMIT_SLOTS * window * ranks - 1).bit_length()
+def retransmit_slots_for(window: int, ranks: int, chunks: int = 0) -> int:
+    """Slots of a rank's retransmit buffer, a power of two.
+
+    :param chunks: Number of chunks that must have a slot of their own.
+    """
+    return 1 << (max(_RETRANSMIT_SLOTS * window * ranks, chunks) - 1).bit_length()
+
+
+def nack_holdoff_for(reproducible: bool) -> int:
+    """The time between the first two nacks for a frame, microseconds."""
+    return REPRODUCIBLE_HOLDOFF_US if reproducible else NACK_HOLDOFF_US
 
 
 def chunk_bytes_for(mtu: int, most: int = 0) -> int:

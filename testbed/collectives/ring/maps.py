@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.collectives.ring.layout import (
-    NACK_HOLDOFF_US,
     Layout,
     chunk_bytes_for,
     chunks_for,
+    nack_holdoff_for,
     retransmit_slots_for,
     window_for,
 )
@@ -66,7 +66,9 @@ class Maps(Closing):
         # The program assumes CPUs 0..n-1: without spreading it is slower, not wrong.
         self.cpus = len(cpus) if cpus == list(range(len(cpus))) else 1
         self.window = window_for(spec.window, spec.size, self.chunk_bytes, tokens=spec.tokens)
-        retransmit_slots = retransmit_slots_for(self.window, spec.size)
+        retransmit_slots = retransmit_slots_for(
+            self.window, spec.size, chunks if spec.reproducible else 0
+        )
         config = Struct(
             "ring_config",
             cookie=spec.cookie,
@@ -117,7 +119,7 @@ class Maps(Closing):
 
     def _fill(self) -> None:
         shared = self._object.maps
-        self.control.nack_holdoff_us = NACK_HOLDOFF_US
+        self.control.nack_holdoff_us = nack_holdoff_for(self.spec.reproducible)
         far = socket.if_nametoindex(DOORBELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
             shared["ring_fan_nack"].update(index, device)

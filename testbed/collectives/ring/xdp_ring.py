@@ -128,6 +128,8 @@ class XdpRing(Backend):
         seq = self.seq
         if must_forget(before, seq):
             port.maps.forget(before)
+        if self.spec.reproducible:  # save all partial sums, as after a loss
+            port.maps.control.lossy = seq
         self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data

@@ -162,7 +162,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Chunk:
-    """``struct ring_chunk``; `before` and `lost` are by `Stage`."""
+    """``struct ring_chunk``; `before` and `lost` are by `Stage`, `attempt` by the parity of seq."""
 
     input_sum: int = 0
     result_sum: int = 0
@@ -172,7 +172,8 @@ class Chunk:
     lost: list[int] = field(default_factory=lambda: [0, 0])
     nacked_us: int = 0
     resent_us: int = 0
-    attempt: int = 0
+    attempt: list[int] = field(default_factory=lambda: [0, 0])
+    nacks: int = 0
 
 
 @dataclass(slots=True)

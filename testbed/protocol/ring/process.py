@@ -29,6 +29,8 @@ PATIENCE = 10
 """Stalls in a row after which a chunk is nacked without evidence, if there have been no losses
 lately.
 """
+_HOLDOFFS = 8
+"""Holdoffs without progress after which a chunk is nacked without evidence."""
 _BLIND = 4
 """Number of chunks that are nacked without a sign of loss, if nothing else explains the silence."""
 
@@ -44,6 +46,7 @@ class Process:
         self.memory = memory
         self.window = window
         self.total = self.stalls = 0
+        self._still_us = 0  # when the first of these stalls was
         #: The last `stall` has nacked a chunk that is known to be lost.
         self.in_recovery = False
         self._front = self._nacked_at = self._allowed = self._probes = self._next = (
@@ -175,11 +178,14 @@ class Process:
         """
         memory, config, seq = self.memory, self.memory.config, self.memory.seq
         allowed = self._allowance()
+        if not self.stalls:
+            self._still_us = now_us
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
         complete = flushed and self._is_complete()
-        blind = (
-            _BLIND if flushed and self.stalls >= (1 if memory.is_lossy(seq) else PATIENCE) else 0
-        )
+        # A loss that is known, here or elsewhere, explains a silence of some holdoffs.
+        patient = (now_us - self._still_us & 0xFFFFFFFF) >= _HOLDOFFS * memory.nack_holdoff_us
+        most_stalls = 1 if memory.is_lossy(seq) else PATIENCE
+        blind = _BLIND if flushed and patient and self.stalls >= most_stalls else 0
         if flushed:
             self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):

@@ -117,8 +117,12 @@ class Rank(Receiver):
         return self._send_nack(w, round_, stage)
 
     def _nack_next(self, w: Work) -> Frame | None:
-        """Nack the chunk's next missing frame, if one is missing."""
+        """Nack the chunk's next missing frame, if one is missing, and has not been nacked since the
+        process looked.
+        """
         chunk = self.chunks[w.index]
+        if self._nacked_lately(w, chunk):
+            return None
         if seq_of(chunk.result) == w.seq:
             state = chunk.result & 0xFF
             if is_done(chunk.result) or state == ResultState.CLAIMED:

@@ -53,11 +53,14 @@ class Sender(Streams):
         header.kind, header.seq, header.chunk = Kind.REDUCE, w.seq, w.index
         header.hop, header.flags, header.round, header.tag = 1, 0, round_, tensor.tag
         if again:
-            header.attempt, header.prev = self._next_attempt(chunk), chunk.before[Stage.PARTIAL]
+            header.attempt, header.prev = (
+                self._next_attempt(chunk, w.seq),
+                chunk.before[Stage.PARTIAL],
+            )
             chunk.resent_us = w.now
             self._count("resent")
         else:
-            header.attempt = chunk.attempt + 1 & 0xFFFF if round_ else 0
+            header.attempt = chunk.attempt[w.seq & 1] + 1 & 0xFFFF if round_ else 0
             self._enlist(w, w.index, Stage.PARTIAL)
         return self._send(w, self.config.after, tensor.length, chunk.input_sum)
 
@@ -118,7 +121,7 @@ class Sender(Streams):
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
         header.round = max(chunk.result >> 8 & 0xFF, round_)
-        header.attempt = self._next_attempt(chunk)
+        header.attempt = self._next_attempt(chunk, header.seq)
         header.prev = prev
         self._count("answered")
         self._count("resent")
@@ -170,7 +173,7 @@ class Sender(Streams):
         )
         header.round, header.attempt, header.prev = (
             round_,
-            self._next_attempt(chunk),
+            self._next_attempt(chunk, w.seq),
             chunk.before[Stage.PARTIAL],
         )
         self._count("resent")
@@ -180,7 +183,7 @@ class Sender(Streams):
         """Make the owner start the chunk's reduce-scatter phase over, after a round."""
         header = w.frame.header
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
-        header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING
+        header.attempt, header.prev = self._next_nack(self.chunks[w.index]), NOTHING
         self._count("resent")
         return self._send(w, self._owner(w.index), w.length, 0)
 
@@ -193,16 +196,23 @@ class Sender(Streams):
         if not self._resize(w.frame, tensor.length):
             return None
         header.kind, header.seq, header.chunk = Kind.NACK, w.seq, w.index
-        header.attempt, header.hop = self._next_attempt(chunk), 0
+        header.attempt, header.hop = self._next_nack(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
         header.round, header.tag, header.summed = round_, tensor.tag, chunk.reduced & 0xFF
         chunk.nacked_us = w.now
         self._count("resent")
         return self._send(w, config.before, tensor.length, 0)
 
-    def _next_attempt(self, chunk: Chunk) -> int:
-        chunk.attempt = chunk.attempt + 1 & U32
-        return chunk.attempt & 0xFFFF
+    def _next_attempt(self, chunk: Chunk, seq: int) -> int:
+        chunk.attempt[seq & 1] = chunk.attempt[seq & 1] + 1 & 0xFFFF
+        return chunk.attempt[seq & 1]
+
+    def _next_nack(self, chunk: Chunk) -> int:
+        """Nacks are not counted with frames that carry data: how many there are depends on time,
+        and an attempt decides a frame's fate.
+        """
+        chunk.nacks = chunk.nacks + 1 & U32
+        return chunk.nacks & 0xFFFF
 
     def _send(self, w: Work, to: int, length: int, total: int) -> Frame:
         """Address the frame. All its fields but the seal, and its payload, are in place; ``total``

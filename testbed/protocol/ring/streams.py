@@ -145,15 +145,14 @@ class Streams(Memory):
         header.flags = 0
         self._name_latest(w, w.seq)
         stream.seq, stream.prev = w.seq, item_of(index, header.round, stage)
-        chunk.before[stage], chunk.attempt = (
-            (NOTHING if header.flags else header.prev),
-            header.attempt,
-        )
+        chunk.before[stage] = NOTHING if header.flags else header.prev
+        chunk.attempt[w.seq & 1], chunk.nacks = header.attempt, 0
 
     def _repeat(self, w: Work) -> None:
         """The chunk's partial sum was sent before: repeat its ``prev``."""
         header, chunk = w.frame.header, self.chunks[w.index]
-        header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
+        header.flags, header.prev = 0, chunk.before[Stage.PARTIAL]
+        chunk.attempt[w.seq & 1] = header.attempt
 
     def _name_latest(self, w: Work, seq: int) -> None:
         """Set ``prev`` to the stream's last frame, if that belongs to this collective or the
@@ -206,11 +205,17 @@ class Streams(Memory):
         if stage is Stage.PARTIAL and self._has_early(seq, index):
             return
         self._note_loss(w)
+        if chunk.lost[stage] == seq and self._nacked_lately(w, chunk):
+            return  # a second frame names it as its predecessor
         chunk.lost[stage], chunk.nacked_us = seq, w.now
         self._count("lost")
         if not self.config.reorder_threshold or seq != w.seq or index >= w.ready:
             return
         self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.reorder_threshold, w.now))
+
+    def _nacked_lately(self, w: Work, chunk: Chunk) -> bool:
+        """Has a frame of the chunk been nacked, or found lost, within the holdoff?"""
+        return chunk.nacked_us != 0 and (w.now - chunk.nacked_us & U32) < self.nack_holdoff_us
 
     def _put(self, queue: NackQueue, nack: Nack) -> None:
         if len(queue.carried) + len(queue.waiting) >= NACK_ENTRIES:
@@ -266,6 +271,11 @@ class Streams(Memory):
                 return None
             nack = queue.carried.popleft()
             if self._is_missing(nack):
+                chunk = self.chunks[parts_of(nack.item)[0]]
+                # Not by finding it lost, which queued this nack: then the process was first.
+                is_nacked = self._nacked_lately(w, chunk) and (
+                    nack.tries > 0 or chunk.nacked_us != nack.due_us
+                )
                 due = w.now + (self.nack_holdoff_us << nack.tries) & U32
                 self._put(
                     nacks.again,
@@ -273,7 +283,8 @@ class Streams(Memory):
                         nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)
                     ),
                 )
-                return nack
+                if not is_nacked:
+                    return nack
         return None
 
     def stream_number(self, cpu: int) -> int:

@@ -172,9 +172,9 @@ class KernelRank:
             assert found == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
-            for name in ("input_sum", "reduced", "result", "attempt"):
+            for name in ("input_sum", "reduced", "result", "nacks"):
                 assert int(record[name]) == getattr(chunk, name), (index, name)
-            for name in ("before", "lost"):
+            for name in ("before", "lost", "attempt"):
                 assert record[name].tolist() == getattr(chunk, name), (index, name)
             for name in ("nacked_us", "resent_us"):
                 assert bool(record[name]) == bool(getattr(chunk, name)), (index, name)

@@ -116,7 +116,10 @@ class TinyRank(Rank):
     def _count(self, counter: str, by: int = 1) -> None:
         pass
 
-    def _next_attempt(self, chunk: Chunk) -> int:
+    def _next_attempt(self, chunk: Chunk, seq: int) -> int:
+        return 0
+
+    def _next_nack(self, chunk: Chunk) -> int:
         return 0
 
     def _enlist(self, w: Work, index: int, stage: Stage) -> None:

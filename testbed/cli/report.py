@@ -1,0 +1,49 @@
+"""``testbed report``: a run's report, or several runs side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli import options
+
+EPILOG = options.examples(
+    "testbed report runs/demo",
+    "testbed report runs/mtu-1500 runs/mtu-9000 --out mtu.html",
+    after="docs/analysis.md says how to make figures of your own.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=EPILOG)(report)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="FILE", dir_okay=False, help="The comparison of several runs."
+        ),
+    ] = Path("comparison.html"),
+    json: options.JsonFlag = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Write the report of a run into its folder, or a comparison of several runs into a file.
+
+    The report of a run that was interrupted or failed shows what was measured until then. A
+    comparison begins with the keys in which the runs' scenarios differ.
+    """
+    if len(runs) == 1:
+        from analysis.report import make_report
+
+        made = make_report(runs[0])[0]
+    else:
+        from analysis.compare import compare
+
+        made = compare(runs, out)
+    if json:
+        options.Results(json).write({"report": str(made)})
+    else:
+        typer.echo(f"report: {made}")

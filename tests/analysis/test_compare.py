@@ -1,0 +1,79 @@
+"""Runs side by side, and reports of runs that ended early."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from analysis.compare import compare, differences
+from analysis.report import make_report, number
+from testbed.core.errors import SpecError, StorageError
+from testbed.results import load_run
+
+
+@pytest.fixture
+def two(make_run, tmp_path: Path) -> list[Path]:
+    path = make_run()
+    other = tmp_path / "other"
+    shutil.copytree(path, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["scenario"]["fabric"]["mtu"] = 9000
+    manifest["kernel"] = "Linux 6.2"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    return [path, other]
+
+
+def test_differences_are_those_of_scenario_and_machine(two: list[Path]) -> None:
+    found = differences([load_run(path) for path in two])
+    assert found == {"fabric.mtu": [1500, 9000], "kernel": ["Linux 6.1", "Linux 6.2"]}
+
+
+def test_a_comparison_begins_with_what_differs(two: list[Path], tmp_path: Path) -> None:
+    html = compare(two, tmp_path / "c.html").read_text()
+    assert html.index("What differs") < html.index("fabric.mtu") < html.index("The fastest epoch")
+    assert "<td>1500</td><td>9000</td>" in html
+    assert html.count("data:image/png;base64,") == 1
+    assert "<td>epoch, s</td><td>1.2</td><td>1.4</td><td>1.8</td>" in html
+
+
+def test_a_run_is_not_compared_with_itself(two: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="each run may be named once"):
+        compare([two[0], two[0]], tmp_path / "c.html")
+    with pytest.raises(StorageError, match=r"none/c.html: cannot be written: No such file"):
+        compare(two, tmp_path / "none" / "c.html")
+
+
+def test_an_interrupted_run_is_reported_with_a_caution(make_run) -> None:
+    path = make_run()
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "status": "interrupted"}))
+    report, checks = make_report(path)
+    assert checks == []
+    html = report.read_text()
+    assert "this run did not finish (its status is interrupted)" in html
+    assert html.index("xdp-ring was fastest") < html.index("this run did not finish")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(make_run) -> None:
+    path = make_run()
+    (path / "figures").write_text("in the way")
+    with pytest.raises(StorageError, match=r"figures: cannot be written: File exists$"):
+        make_report(path)
+
+
+def test_times_of_a_short_epoch_are_in_ms(make_run) -> None:
+    from testbed.results import RunFolder
+
+    path = make_run()
+    run = load_run(path)
+    run.frame.loc[run.frame["unit"] == "s", "value"] *= 0.01
+    RunFolder.existing(path).write("results.parquet", lambda place: run.frame.to_parquet(place))
+    html = make_report(path)[0].read_text()
+    assert "<td>epoch, ms</td><td>12</td><td>14</td><td>18</td>" in html
+    assert "<td>forward, ms</td><td>5</td><td>5</td><td>5</td>" in html
+
+
+def test_numbers_have_three_digits() -> None:
+    values = [1234.5, 0.0123, 12.34, float("nan")]
+    assert [number(value) for value in values] == ["1,234", "0.0123", "12.3", "none"]
