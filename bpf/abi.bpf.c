@@ -54,6 +54,7 @@ KEEP(enum ring_native_size);
 KEEP(enum ring_outcome);
 KEEP(struct lanes);
 KEEP(struct ring_layout);
+KEEP(struct ring_segment);
 KEEP(struct ring_status_record);
 KEEP(struct ring_quiet);
 KEEP(struct ring);

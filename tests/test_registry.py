@@ -18,10 +18,21 @@ from testbed.gnn.datasets import DATASETS
 from testbed.gnn.models import MODELS
 from testbed.gnn.partition.registry import PARTITIONERS
 from testbed.workloads.dnn.architectures import ARCHITECTURES
+from testbed.workloads.module.task import TASKS
 from testbed.workloads.registry import WORKLOADS
 from topologies import TOPOLOGIES
 
-ALL = (ARCHITECTURES, BACKENDS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
+ALL = (
+    ARCHITECTURES,
+    TASKS,
+    BACKENDS,
+    EXCHANGES,
+    DATASETS,
+    MODELS,
+    PARTITIONERS,
+    TOPOLOGIES,
+    WORKLOADS,
+)
 
 
 REMOTE = """

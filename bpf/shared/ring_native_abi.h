@@ -53,6 +53,17 @@ struct ring_layout {
 	__u32 pad;
 };
 
+/* A part of a tensor that is reduced by a collective of its own. */
+struct ring_segment {
+	const struct ring_layout *layout;
+	__u64 first; /* its first value in the tensor */
+	__u32 seq;
+	__s32 exponent;
+	__s32 seen; /* exponent of the group's greatest magnitude, once it is reduced */
+	__u16 tag;
+	__u16 pad;
+};
+
 /* A CPU's stream from the previous rank, as the process sees it. */
 struct ring_quiet {
 	__u64 progress; /* frames that made progress on the stream, as of the last look */

@@ -16,6 +16,7 @@ REGISTRIES = {
     "topologies": "topologies:TOPOLOGIES",
     "datasets": "testbed.gnn.datasets:DATASETS",
     "models": "testbed.gnn.models:MODELS",
+    "tasks": "testbed.workloads.module.task:TASKS",
     "architectures": "testbed.workloads.dnn.architectures:ARCHITECTURES",
     "partitioners": "testbed.gnn.partition.registry:PARTITIONERS",
     "workloads": "testbed.workloads.registry:WORKLOADS",

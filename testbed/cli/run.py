@@ -116,9 +116,11 @@ def run(
     from testbed.run import check
 
     check(scenario)
-    from analysis.bench import read_bench
+    measured = None
+    if bench:
+        from analysis.bench import read_bench
 
-    measured = read_bench(bench) if bench else None
+        measured = read_bench(bench)
     require_root()
     command = ["testbed", "run", str(path)]
     for setting in settings:

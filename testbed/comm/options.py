@@ -89,6 +89,15 @@ class CollectiveOptions(GroupOptions):
             " eighth of the tensor, at least 1 MiB"
         ),
     )
+    segment: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 31,
+        description=(
+            "bytes of lanes that xdp-ring reduces at a time, in the same memory, which so stays in"
+            " the cache; 0: the whole tensor"
+        ),
+    )
     reproducible: bool = Field(
         default=False,
         description=(

@@ -6,6 +6,7 @@ bit for bit. Minibatches and dropout depend only on (seed, epoch, step, rank), n
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from testbed.gnn.sampling import Sampler, shares
 from testbed.gnn.weights import digest, flatten
 from testbed.host.estimates import VALIDATION_BATCH
 
-__all__ = ["OWN_PHASES", "Trainer"]
+__all__ = ["DROPOUT", "OWN_PHASES", "SHUFFLE", "Minibatches", "Trainer"]
 
 OWN_PHASES = ("sampling", "forward", "backward", "update")
 
@@ -35,35 +36,22 @@ OWN_PHASES = ("sampling", "forward", "backward", "update")
 SHUFFLE, MINIBATCH, DROPOUT, VALIDATION = range(4)
 
 
-class Trainer:
-    """One rank's model, optimizer and share of the data.
+class Minibatches(ABC):
+    """One rank's model, optimizer and share of the samples, whatever they are.
 
-    :param graph: The data set, the same on all ranks.
+    :param model: With the initial weights, the same on all ranks.
     :param rank: This rank; `world`: the number of ranks.
     :param seed: The same on all ranks.
     """
 
     def __init__(
-        self,
-        graph: GraphData,
-        model: SampledModelSpec,
-        training: MinibatchSpec,
-        rank: int,
-        world: int,
-        seed: int,
+        self, model: Any, training: MinibatchSpec, rank: int, world: int, seed: int
     ) -> None:
-        torch.set_num_threads(1)  # ranks share the machine's cores
-        torch.manual_seed(seed)
-        self.graph = graph
-        self.spec = model
+        self.model = model
         self.training = training
         self.rank = rank
         self.world = world
         self.seed = seed
-        self.sampler = Sampler(graph)
-        self.model = load(MODELS[model.name].sampled or "")(
-            model, graph.feature_dim, graph.num_classes
-        )
         self.weights = flatten(self.model)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
         self.optimizer = make(
@@ -82,27 +70,32 @@ class Trainer:
             [self.seed, purpose, epoch, step, 0 if rank is None else rank + 1]
         )
 
+    @abstractmethod
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return this rank's batches in an epoch; all ranks have the same number of batches, of
         equal sizes.
         """
-        share = shares(self.graph.train, self.world, self.rng(SHUFFLE, epoch))[self.rank]
+
+    @abstractmethod
+    def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
+        """Return the mean loss of a batch, ready for backward."""
+
+    @abstractmethod
+    def validate(self, epoch: int) -> tuple[int, int]:
+        """Return the numbers of correct and of all predictions for this rank's share of the
+        validation set.
+        """
+
+    @abstractmethod
+    def test_accuracy(self) -> float:
+        """Return the accuracy on the test set."""
+
+    def cut(self, share: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Cut a rank's share of the samples into batches."""
         starts = range(0, len(share), self.training.batch_size)
         return [share[start : start + self.training.batch_size] for start in starts][
             : self.training.steps
         ]
-
-    def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
-        """Sample a minibatch and return its mean cross-entropy, ready for backward."""
-        with self._timed("sampling"):
-            blocks = self.sampler.blocks(
-                seeds, self.spec.fanout, self.rng(MINIBATCH, epoch, step, self.rank)
-            )
-            x = torch.from_numpy(self.graph.x[blocks[0].sources])
-            y = torch.from_numpy(self.graph.y[seeds])
-        with self._timed("forward"):
-            torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
-            return functional.cross_entropy(self.model.train()(x, blocks), y)
 
     def warm_up(self) -> None:
         """Compute and discard a gradient, so that no epoch pays one-time costs."""
@@ -175,6 +168,52 @@ class Trainer:
             counts={"steps": len(batches), **asdict(sent)},
         )
 
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+class Trainer(Minibatches):
+    """Trains on sampled neighbourhoods of a graph.
+
+    :param graph: The data set, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        graph: GraphData,
+        model: SampledModelSpec,
+        training: MinibatchSpec,
+        rank: int,
+        world: int,
+        seed: int,
+    ) -> None:
+        torch.set_num_threads(1)  # ranks share the machine's cores
+        torch.manual_seed(seed)
+        self.graph = graph
+        self.spec = model
+        self.sampler = Sampler(graph)
+        made = load(MODELS[model.name].sampled or "")(model, graph.feature_dim, graph.num_classes)
+        super().__init__(made, training, rank, world, seed)
+
+    def batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        """See `Minibatches.batches`."""
+        return self.cut(shares(self.graph.train, self.world, self.rng(SHUFFLE, epoch))[self.rank])
+
+    def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
+        """Sample a minibatch and return its mean cross-entropy, ready for backward."""
+        with self._timed("sampling"):
+            blocks = self.sampler.blocks(
+                seeds, self.spec.fanout, self.rng(MINIBATCH, epoch, step, self.rank)
+            )
+            x = torch.from_numpy(self.graph.x[blocks[0].sources])
+            y = torch.from_numpy(self.graph.y[seeds])
+        with self._timed("forward"):
+            torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
+            return functional.cross_entropy(self.model.train()(x, blocks), y)
+
     @torch.no_grad()
     def validate(self, epoch: int) -> tuple[int, int]:
         """Return the numbers of correct and of all predictions for this rank's share of the
@@ -195,9 +234,3 @@ class Trainer:
         """Return the accuracy on the test set, each vertex from its whole neighbourhood."""
         answers = self.model.infer(self.sampler).argmax(1).numpy()
         return float((answers[self.graph.test] == self.graph.y[self.graph.test]).mean())
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started

@@ -329,3 +329,20 @@ int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint1
 	r->error = -stored;
 	return stored ? RING_FAILED : RING_LATE;
 }
+
+/* Run the collectives of a tensor's segments, one after the other, until one needs help; `*reduced`
+ * counts those that are done. */
+int ring_reduce_segments(struct ring *r, struct ring_segment *segments, uint32_t count,
+			 const float *x, float *out, uint32_t *reduced)
+{
+	for (*reduced = 0; *reduced < count; ++*reduced) {
+		struct ring_segment *s = &segments[*reduced];
+		int outcome = ring_reduce(r, s->layout, s->seq, s->tag, x + s->first,
+					  out + s->first, 0, s->exponent);
+
+		if (outcome != RING_DONE)
+			return outcome;
+		s->seen = r->seen;
+	}
+	return RING_DONE;
+}

@@ -43,6 +43,7 @@ JUMBO_MTUS = [4000, 9000, MAX_MTU]  # of fabrics whose switches are programs
 CHUNKS = [0, 0, 0, 64, 1000, 5000]
 TOKENS = [0, 0, 1, 2, 8]
 SLICES = [0, 0, 4096, 1 << 18]
+SEGMENTS = [0, 0, 1 << 14, 1 << 20]
 MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
 
 RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
@@ -138,6 +139,7 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
                 chunk=random.choice(CHUNKS),
                 tokens=random.choice(TOKENS),
                 slice=random.choice(SLICES),
+                segment=random.choice(SEGMENTS),
             ),
             summands=(),
         )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.collectives.ring.layout import Layout, chunk_bytes_for, window_for
+from testbed.collectives.ring.layout import Layout, Pace, chunk_bytes_for, window_for
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Reorder, Rule
 from testbed.faults.spec import parse_fault
 from testbed.protocol.lanes import Lanes
@@ -75,11 +75,14 @@ class Odds:
         """Seconds that an all-reduce takes."""
         ranks = len(group.members)
         chunk_bytes = chunk_bytes_for(mtu, group.terms.chunk)
-        chunks: int = Layout.plan(
-            elements, Lanes.named(group.terms.lanes, ranks), chunk_bytes
-        ).total
+        lanes, pace = Lanes.named(group.terms.lanes, ranks), Pace.of(group.terms)
+        parts = [
+            Layout.plan(elements, lanes, chunk_bytes, len(part), pace).total
+            for part in pace.cut(elements, lanes)
+        ]
+        chunks = sum(parts)
         window = window_for(group.terms.window, ranks, chunk_bytes, tokens=group.terms.tokens)
-        in_a_row = max(1.0, chunks / (window * ranks))
+        in_a_row = sum(max(1.0, part / (window * ranks)) for part in parts)
         hops = 2 * (ranks - 1)
         lost = hops * (1 / self.passes - 1) + 2 * (1 / self.once - 1)
         way = _RANK * ranks + hops * self.waits

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.collectives.ring.layout import Pace
 from testbed.comm.backend import Tensor, float32_sum_bound
 from testbed.comm.options import Lanes
 from testbed.exchange.pinch.fixed_point import SLACK
@@ -76,8 +77,8 @@ def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     group = scenario.groups[index]
     ranks, ring, seen = (
         len(group.members),
-        RingReference(group.terms.lanes),
-        dict[tuple[int, int], Answer](),
+        RingReference(group.terms.lanes, group.terms.segment),
+        dict[tuple[int, tuple[int, ...]], Answer](),
     )
     kept: dict[int, list[Tensor]] = {}
     for number in list(range(len(group.summands))) * group.times:
@@ -89,7 +90,7 @@ def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
         if scenario.backend != "xdp-ring":
             yield [Answer(*float_reference(inputs))] * ranks
             continue
-        key = number, ring.exponent(inputs)
+        key = number, ring.exponents(inputs)
         answer = seen.get(key) or Answer(ring.sum_at(inputs, key[1]))
         if group.times > 1:
             seen[key] = answer
@@ -146,31 +147,56 @@ class RingReference:
     it agrees.
 
     :param lanes: The group's lanes.
+    :param segment: The group's option.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Lanes, segment: int = 0) -> None:
         self._lanes = lanes
-        self._guesses: dict[int, ScaleGuess] = {}
+        self._pace = Pace(segment=segment)
+        self._guesses: dict[int, list[ScaleGuess]] = {}
 
-    def exponent(self, inputs: Sequence[Tensor]) -> int:
-        """The exponent of the next all-reduce.
+    def _cut(self, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Each segment's inputs."""
+        form = LaneFormat.named(self._lanes, len(inputs))
+        return [
+            [values[part.start : part.stop] for values in inputs]
+            for part in self._pace.cut(inputs[0].size, form)
+        ]
+
+    def _seen(self, inputs: Sequence[Tensor]) -> int:
+        return LaneFormat.named(self._lanes, len(inputs)).exponent_for(
+            max(finite_absmax(values) for values in inputs)
+        )
+
+    def exponents(self, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        """The exponents of the next all-reduce, one for each segment.
 
         :param inputs: Tensors in rank order, shape (n,) each.
         """
         if inputs[0].size == 0:
-            return 0
-        seen = LaneFormat.named(self._lanes, len(inputs)).exponent_for(
-            max(finite_absmax(values) for values in inputs)
+            return ()
+        parts = self._cut(inputs)
+        guesses = self._guesses.get(inputs[0].size)
+        if guesses is None:  # the first exponent is that of the whole tensor
+            first = self._seen(inputs)
+            guesses = self._guesses[inputs[0].size] = [ScaleGuess() for _ in parts]
+            for guess in guesses:
+                guess.learn(first)
+        return tuple(
+            agree(guess, self._seen(part)) for guess, part in zip(guesses, parts, strict=True)
         )
-        return agree(self._guesses.setdefault(inputs[0].size, ScaleGuess()), seen)
 
-    def sum_at(self, inputs: Sequence[Tensor], exponent: int) -> Tensor:
-        """The result of an all-reduce at an exponent."""
-        return exact_sum(inputs, self._lanes, exponent)
+    def sum_at(self, inputs: Sequence[Tensor], exponents: Sequence[int]) -> Tensor:
+        """The result of an all-reduce at the exponents of its segments."""
+        sums = [
+            exact_sum(part, self._lanes, exponent)
+            for part, exponent in zip(self._cut(inputs), exponents, strict=True)
+        ]
+        return np.concatenate(sums) if sums else inputs[0].copy()
 
     def sum(self, inputs: Sequence[Tensor]) -> Tensor:
         """The next all-reduce's result."""
-        return self.sum_at(inputs, self.exponent(inputs))
+        return self.sum_at(inputs, self.exponents(inputs))
 
 
 def float_reference(inputs: Sequence[Tensor]) -> tuple[Tensor, float]:

@@ -18,6 +18,7 @@ WORKLOADS: "Registry[Workload]" = Registry(
         "ddp": "testbed.workloads.data_parallel:WORKLOAD",
         "gnn": "testbed.workloads.full_graph:WORKLOAD",
         "dnn": "testbed.workloads.dnn:WORKLOAD",
+        "module": "testbed.workloads.module:WORKLOAD",
     },
     group="testbed.workloads",
     instances=True,

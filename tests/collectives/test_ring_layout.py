@@ -91,6 +91,19 @@ def test_frames_fit_the_mtu(mtu) -> None:
     assert chunk_bytes in (LINEAR_PAYLOAD, MAX_PAYLOAD) or packet + BLOCK > mtu
 
 
+@given(st.integers(0, 1 << 24), st.sampled_from([16, 32]), st.integers(0, 1 << 22))
+def test_segments_cover_a_tensor_in_equal_parts(size, bits, most) -> None:
+    lanes, pace = Lanes(bits, 4), Pace(segment=most)
+    if most and size * lanes.bytes > 1000 * most:
+        return
+    parts = pace.cut(size, lanes)
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert sum(map(len, parts)) == size
+    assert all(0 < len(part) <= pace.longest(size, lanes) for part in parts)
+    assert len({len(part) for part in parts[:-1]}) <= 1
+    assert len(parts) == -(-size // max(1, pace.longest(size, lanes)))
+
+
 @given(st.integers(1, 1 << 22), st.integers(1, 8), st.integers(1, 1 << 24), st.integers(64, 65_535))
 def test_what_a_user_gives_replaces_the_rule(count, tokens, size, most) -> None:
     lanes = Lanes(16, 4)

@@ -121,7 +121,8 @@ def test_sequence_numbers_wrap(ring4):
 def test_system_calls_do_not_grow_with_the_tensor(ring4):
     plan, workers = ring4
     # Yields say how busy the CPU is, not how large the tensor is.
-    connect(workers, plan.hosts, lanes="int16", capacity=4 << 20, yields=0)
+    options = {"capacity": 4 << 20, "segment": 8 << 20, "yields": 0}
+    connect(workers, plan.hosts, lanes="int16", **options)
     names = [host.name for host in plan.hosts]
     spent = {}
     for size in (1 << 18, 1 << 22):

@@ -36,6 +36,19 @@ def test_a_guess_that_does_not_hold_is_replaced(magnitude):
     )
 
 
+def test_each_segment_has_a_scale_of_its_own():
+    """At first that of the whole tensor, where it holds."""
+    reference = RingReference("int16", segment=100)
+    whole = [np.concatenate([values, values / 2, values / 64]) for values in tensors(8.0, size=50)]
+    exponents = reference.exponents(whole)
+    assert exponents == (exponents[0], exponents[0], exponents[0] - 6)
+    expected = [
+        exact_sum([values[first : first + 50] for values in whole], "int16", exponent)
+        for first, exponent in zip((0, 50, 100), exponents, strict=True)
+    ]
+    np.testing.assert_array_equal(reference.sum(whole), np.concatenate(expected))
+
+
 def test_nothing_is_the_sum_of_nothing():
     assert RingReference("int32").sum(tensors(1.0, size=0)).size == 0
 

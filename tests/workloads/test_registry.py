@@ -153,7 +153,7 @@ def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
-        ["ddp", "gnn", "dnn", "sums"],
+        ["ddp", "gnn", "dnn", "module", "sums"],
         "sums",
         "summing.session:Summing",
         "summing",

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.comm.options import CollectiveOptions
 from testbed.kernel.abi import Struct, constant
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import identity_of, status_bytes
@@ -132,10 +133,28 @@ class Pace:
 
     :param tokens: Jumbo frames in flight per rank; 0: `ONE_TOKEN` and `MOST_TOKENS` decide.
     :param slice: Bytes of lanes that are quantized at a time; 0: `BLOCKS` and `LEAST_BLOCK` decide.
+    :param segment: Bytes of lanes that are reduced at a time, one segment after the other in the
+        same memory, which so stays in the cache; 0: all.
     """
 
     tokens: int = 0
     slice: int = 0
+    segment: int = 0
+
+    @classmethod
+    def of(cls, options: CollectiveOptions) -> Self:
+        """What a group's options say."""
+        return cls(options.tokens, options.slice, options.segment)
+
+    def longest(self, size: int, lanes: Lanes) -> int:
+        """Values of a tensor that are reduced at a time, at most."""
+        return min(size, max(1, self.segment // lanes.bytes)) if self.segment else size
+
+    def cut(self, size: int, lanes: Lanes) -> list[range]:
+        """Divide a tensor into segments of equal length."""
+        parts = max(1, -(-size // max(1, self.longest(size, lanes))))
+        each = max(1, -(-size // parts))
+        return [range(first, min(size, first + each)) for first in range(0, size, each)]
 
 
 BY_RULE = Pace()

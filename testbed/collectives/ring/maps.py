@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.collectives.ring.layout import (
     Layout,
+    Pace,
     chunk_bytes_for,
     chunks_for,
     nack_holdoff_for,
@@ -55,7 +56,8 @@ class Maps(Closing):
     def __init__(self, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
         self.chunk_bytes = chunk_bytes_for(spec.mtu, spec.chunk)
-        chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
+        longest = Pace.of(spec).longest(spec.capacity, lanes)
+        chunks = chunks_for(longest, lanes, self.chunk_bytes)
         if chunks > MAX_CHUNKS:
             raise SpecError(
                 f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames"

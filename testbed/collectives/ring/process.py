@@ -6,6 +6,7 @@ import ctypes
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.collectives.ring.layout import Layout
 from testbed.collectives.ring.maps import Maps
@@ -87,6 +88,9 @@ class Process:
         pointer, u16, u32 = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint32
         self._reduce = library.ring_reduce
         self._reduce.argtypes = [pointer, pointer, u32, u16, pointer, pointer, u32, ctypes.c_int32]
+        self._reduce_segments = library.ring_reduce_segments
+        self._reduce_segments.argtypes = [pointer, pointer, u32, pointer, pointer, pointer]
+        self._reduced = ctypes.c_uint32()
         self._complete = library.ring_complete
         self._complete.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
         self._finish = library.ring_finish
@@ -123,6 +127,28 @@ class Process:
         if outcome == Outcome.FAILED:
             self._check(self._native.error)
         return _OUTCOMES[outcome]
+
+    def reduce_segments(
+        self, segments: NDArray[np.void], values: int, out: int
+    ) -> tuple[int, Outcome]:
+        """Run collectives one after the other until one needs help: ``struct ring_segment``.
+
+        :param values: Address of the tensor's values.
+        :param out: Address of the sums; it may be the same.
+        :returns: The number of collectives that are complete, and the outcome of the next one, or
+            of the last one if all are complete.
+        """
+        outcome: int = self._reduce_segments(
+            self._ring,
+            segments.ctypes.data,
+            len(segments),
+            values,
+            out,
+            ctypes.addressof(self._reduced),
+        )
+        if outcome == Outcome.FAILED:
+            self._check(self._native.error)
+        return self._reduced.value, _OUTCOMES[outcome]
 
     def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
         """Finish when all results are stored: read the status, and turn the sums into floats."""

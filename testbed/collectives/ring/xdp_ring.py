@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -24,6 +26,7 @@ from testbed.comm.group import GroupSpec
 from testbed.comm.lanes import NativeLanes
 from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
+from testbed.kernel.abi import dtype
 from testbed.plan import Datapath
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.liveness import End, Reason
@@ -57,11 +60,11 @@ class XdpRing(Backend):
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
-        self._pace = Pace(spec.tokens, spec.slice)
+        self._pace = Pace.of(spec)
         #: Sequence number of the last collective.
         self.seq = FIRST
-        #: Tensors by size.
-        self.tensors: dict[int, TensorKind] = {}
+        #: Tensors by size, each with its segments.
+        self.tensors: dict[int, list[TensorKind]] = {}
         self.port: RingPort | None = None
         self._failed: str | None = None
         self._together = False  # all ranks are connected, and this one is in no collective
@@ -87,19 +90,72 @@ class XdpRing(Backend):
         if self.port is None:
             self._alone(tensor, out)
             return
-        kind = self.tensors.get(tensor.size)
-        if kind is None:
-            kind = self.tensors[tensor.size] = TensorKind(
-                tensor.size, self.lanes, self.port.maps.chunk_bytes, pace=self._pace
-            )
-        guess = kind.guess
-        if guess.exponent is None:
-            guess.learn(self._agree(tensor))
-        values = tensor
+        kinds = self.tensors.get(tensor.size)
+        if kinds is None:
+            kinds = self.tensors[tensor.size] = [
+                TensorKind(tensor.size, self.lanes, self.port.maps.chunk_bytes, part, self._pace)
+                for part in self._pace.cut(tensor.size, self.lanes)
+            ]
+        if kinds[0].guess.exponent is None:
+            exponent = self._agree(tensor)
+            for kind in kinds:
+                kind.guess.learn(exponent)
+        if len(kinds) == 1:
+            self._reduce(kinds[0], tensor, out)
+        else:
+            self._reduce_segments(kinds, tensor, out)
+
+    def _reduce_segments(self, kinds: Sequence[TensorKind], tensor: Tensor, out: Tensor) -> None:
+        """Reduce a tensor segment by segment."""
+        assert self.port is not None
+        done, values, sums = 0, tensor.ctypes.data, out.ctypes.data
+        while done < len(kinds):
+            run = self._run(kinds[done:])
+            outcome = None
+            if run:
+                table = np.array([kind.entry(seq) for kind, seq in run], dtype("ring_segment"))
+                self._together = False
+                reduced, outcome = self.port.process.reduce_segments(table, values, sums)
+                for (kind, self.seq), seen in zip(run[:reduced], table["seen"], strict=False):
+                    kind.guess.learn(int(seen))
+                done += reduced
+                if outcome is Outcome.DONE:
+                    self._together = True
+                    continue
+                self.seq = run[reduced][1]
+            part = slice(kinds[done].first, kinds[done].first + kinds[done].layout.count)
+            self._reduce(kinds[done], tensor[part], out[part], outcome)
+            done += 1
+
+    def _run(self, kinds: Sequence[TensorKind]) -> list[tuple[TensorKind, int]]:
+        """The first segments, and their sequence numbers, as far as nothing has to be done before,
+        between and after their collectives.
+        """
+        run, seq = [], self.seq
+        for kind in kinds:
+            before, seq = seq, seq_after(seq)
+            assert kind.guess.exponent is not None
+            special = self.spec.reproducible or self.lanes.may_overflow(kind.guess.exponent)
+            if special or must_forget(before, seq):
+                break
+            run.append((kind, seq))
+        return run
+
+    def _reduce(
+        self, kind: TensorKind, tensor: Tensor, out: Tensor, outcome: Outcome | None = None
+    ) -> None:
+        """Reduce a tensor, or a segment of one.
+
+        :param outcome: How far its collective has come, if it has been started.
+        """
+        assert self.port is not None
+        guess, values = kind.guess, tensor
         while True:
             assert guess.exponent is not None
             exponent = guess.exponent
-            outcome = self._pass(kind, values, out, exponent)
+            if outcome is None:
+                outcome = self._start(kind, values, out, exponent)
+            outcome = self._settle(kind, values, out, exponent, outcome)
             if outcome is Outcome.FAULTY:
                 # All ranks see the same faults, so all get here, and all continue or give up
                 # together.
@@ -112,33 +168,45 @@ class XdpRing(Backend):
             if outcome is Outcome.DONE:
                 break
             self.redone += 1
+            outcome = None
         if self.lanes.may_overflow(exponent):
             self._limit(kind, out, exponent)
 
-    def _pass(
+    def _start(
         self, kind: TensorKind, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0
     ) -> Outcome:
-        """One collective of a tensor's lanes and the status.
+        """One collective of a tensor's lanes and the status, until it is complete or needs help.
 
         :param absmax: A magnitude that the status counts in addition to those of the values.
         """
         port = self.port
         assert port is not None
         before, self.seq = self.seq, seq_after(self.seq)
-        seq = self.seq
-        if must_forget(before, seq):
+        if must_forget(before, self.seq):
             port.maps.forget(before)
         if self.spec.reproducible:  # save all partial sums, as after a loss
-            port.maps.control.lossy = seq
+            port.maps.control.lossy = self.seq
         self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
-        outcome = port.process.reduce(
-            kind.layout, seq, kind.tag(exponent), source, target, absmax, exponent
+        return port.process.reduce(
+            kind.layout, self.seq, kind.tag(exponent), source, target, absmax, exponent
         )
+
+    def _settle(
+        self, kind: TensorKind, values: Tensor, out: Tensor, exponent: int, outcome: Outcome
+    ) -> Outcome:
+        """Complete the collective that has been started.
+
+        :param outcome: How far it has come.
+        """
+        port, seq, target = self.port, self.seq, out.ctypes.data
+        assert port is not None
         if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
             fault = inspect(values, self.spec.rank)
+            if fault is not None:
+                fault = replace(fault, index=kind.first + fault.index)
             status = encode(self.spec.size, self.spec.rank, rest, kind.layout.identity, fault)
             port.process.finish(kind.layout, seq, status)
         fewest, progressed = math.inf, time.monotonic()
@@ -191,8 +259,9 @@ class XdpRing(Backend):
             # The next pass reports it; this one only determines the exponent of the other values.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
-        kind = TensorKind(tensor.size, self.lanes, self.port.maps.chunk_bytes, 0, self._pace)
-        outcome = self._pass(kind, nothing, nothing, 0, absmax)
+        kind = TensorKind(tensor.size, self.lanes, self.port.maps.chunk_bytes, range(0), self._pace)
+        outcome = self._start(kind, nothing, nothing, 0, absmax)
+        outcome = self._settle(kind, nothing, nothing, 0, outcome)
         if outcome is Outcome.FAULTY:
             status = decode(self.spec.size, self.port.maps.status_bytes(kind.layout))
             self._compare(kind.layout.identity, status)
@@ -241,10 +310,10 @@ class XdpRing(Backend):
         )
         beyond = indices[self.lanes.surely_overflows(sums, exponent)]
         if beyond.size and self.spec.on_overflow == "error":
+            index = kind.first + int(beyond[0])
             raise CollectiveError(
                 f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index"
-                f" {int(beyond[0])}, as rank {self.spec.rank} ({self.spec.me.name}) and all"
-                " others see"
+                f" {index}, as rank {self.spec.rank} ({self.spec.me.name}) and all others see"
             )
         self.saturated += int(beyond.size)
         most = np.finfo(np.float32).max
@@ -292,10 +361,10 @@ class XdpRing(Backend):
 
 
 class TensorKind:
-    """What a rank keeps about tensors of one size.
+    """What a rank keeps about tensors of one size, or one segment of such tensors.
 
     :param size: Elements of such a tensor.
-    :param count: Number of elements that are laid out: all, or 0 for the status alone.
+    :param part: The elements that are laid out: a segment, all, or none for the status alone.
     :param pace: How it is cut up.
     """
 
@@ -304,14 +373,22 @@ class TensorKind:
         size: int,
         lanes: Lanes,
         chunk_bytes: int,
-        count: int | None = None,
+        part: range | None = None,
         pace: Pace = BY_RULE,
     ) -> None:
+        part = range(size) if part is None else part
         self.size = size
+        self.first = part.start
         self.bits = lanes.bits
-        self.layout = Layout.plan(size, lanes, chunk_bytes, count, pace)
+        self.layout = Layout.plan(size, lanes, chunk_bytes, len(part), pace)
         self.guess = ScaleGuess()
         self._tags: dict[int, int] = {}
+
+    def entry(self, seq: int) -> tuple[int, int, int, int, int, int, int]:
+        """``struct ring_segment`` for the collective with this sequence number."""
+        exponent = self.guess.exponent
+        assert exponent is not None
+        return self.layout.address, self.first, seq, exponent, 0, self.tag(exponent), 0
 
     def tag(self, exponent: int) -> int:
         """Return 16 bits that stand for all that ranks must agree on besides the number of chunks.

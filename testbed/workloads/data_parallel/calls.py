@@ -16,7 +16,7 @@ from testbed.workloads.data_parallel.scenario import DataParallelScenario
 
 if TYPE_CHECKING:
     from testbed.gnn.result import EpochResult
-    from testbed.gnn.train import Trainer
+    from testbed.gnn.train import Minibatches
     from testbed.worker import WorkerContext
 
 __all__ = ["StepDone", "open_rank", "prepare_rank", "test_rank", "train_rank"]
@@ -40,7 +40,7 @@ class State:
     :param backend: What is open.
     """
 
-    trainers: dict[str, Trainer] = field(default_factory=dict)
+    trainers: dict[str, Minibatches] = field(default_factory=dict)
     backend: Backend | None = None
     warm: bool = False
 

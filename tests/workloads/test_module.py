@@ -1,0 +1,96 @@
+"""Data-parallel training of any torch module."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from testbed.core.errors import SpecError
+from testbed.gnn.options import MinibatchSpec
+from testbed.results import load_run
+from testbed.run import run_scenario
+from testbed.scenario import Scenario, parse_scenario
+from testbed.workloads.module.scenario import ModuleTable
+from testbed.workloads.module.train import ModuleTrainer
+
+BARS = "tests.support.workloads.tasks:Bars"
+
+
+def scenario(**module: Any) -> Scenario:
+    return parse_scenario(
+        {
+            "scenario": {"name": "m"},
+            "fabric": {"hosts": 2},
+            "module": {"backends": ["xdp-ring", "tcp-ring"], **module},
+            "training": {"epochs": 2, "batch_size": 8, "learning_rate": 0.05},
+        }
+    )
+
+
+def trainers(world: int, **training: Any) -> list[ModuleTrainer]:
+    spec = MinibatchSpec(batch_size=8, **training)
+    return [ModuleTrainer(ModuleTable(task=BARS), spec, rank, world, 3) for rank in range(world)]
+
+
+def test_ranks_begin_with_equal_weights_and_share_the_samples() -> None:
+    one, other = trainers(2)
+    assert torch.equal(one.weights, other.weights)
+    seen = [np.concatenate(each.batches(0)).tolist() for each in (one, other)]
+    assert sorted(seen[0] + seen[1]) == list(range(64))
+    assert [len(batch) for batch in one.batches(0)] == [8, 8, 8, 8]
+    assert one.batches(0)[0].tolist() != one.batches(1)[0].tolist()
+    assert len(trainers(1, steps=3)[0].batches(0)) == 3
+
+
+def test_the_mean_of_the_ranks_gradients_is_the_whole_batchs() -> None:
+    alone, *both = *trainers(1), *trainers(2)
+    numbers = np.arange(16)
+    alone.loss(0, 0, numbers).backward()  # type: ignore[no-untyped-call]
+    for trainer, part in zip(both, np.split(numbers, 2), strict=True):
+        trainer.loss(0, 0, part).backward()  # type: ignore[no-untyped-call]
+    grads = [each.weights.grad for each in (alone, *both)]
+    assert all(grad is not None for grad in grads)
+    torch.testing.assert_close(grads[0], (grads[1] + grads[2]) / 2)  # type: ignore[operator]
+
+
+def test_every_sample_is_judged_once() -> None:
+    found = [trainer.validate(0) for trainer in trainers(3)]
+    (alone,) = trainers(1)
+    assert tuple(np.sum(found, axis=0)) == alone.validate(0)
+    assert 0 <= alone.test_accuracy() <= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ({"task": "tests.support.workloads.tasks:Doubles"}, "must be torch.float32; it has torch"),
+        ({"arguments": {"depth": 3}}, "module.arguments: task blobs: "),
+        ({"arguments": {"samples": 1}}, "fabric.hosts = 2: must be at most the size of the"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    tmp_path: Path, module: dict[str, Any], text: str
+) -> None:
+    session = scenario(**module).workload.begin(scenario(**module))
+    with pytest.raises(SpecError) as caught:
+        session.prepare(lambda said: None)
+    assert text in str(caught.value)
+
+
+def test_a_class_that_is_no_task() -> None:
+    with pytest.raises(SpecError, match=r"task torch\.nn:Linear: must be a subclass of "):
+        scenario(task="torch.nn:Linear")
+
+
+@pytest.mark.net
+def test_a_run_with_losses(tmp_path: Path) -> None:
+    """Sums in the kernel and over sockets train the same module."""
+    table = scenario(task=BARS, timeout=20.0).model_dump(mode="json")
+    made = parse_scenario({**table, "faults": ["drop p=0.05"]})
+    run = load_run(run_scenario(made, tmp_path / "run", quiet=True))
+    assert run.manifest["samples"] == {"train": 64, "val": 64, "test": 64}
+    losses = run.metric("loss").groupby(["backend", "epoch"])["value"].mean()
+    np.testing.assert_allclose(losses["xdp-ring"], losses["tcp-ring"], atol=0.02)
+    assert set(run.metric("test_accuracy")["backend"]) == {"xdp-ring", "tcp-ring"}
