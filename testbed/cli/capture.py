@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.cli import options
+from testbed.core.numbers import Real, Whole
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -52,21 +53,27 @@ def capture(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(parser=options.REAL, help="End after this time.", show_default="Ctrl-C"),
+        typer.Option(
+            parser=options.number(Real(0.001, 86_400)),
+            help="End after this time.",
+            show_default="Ctrl-C",
+        ),
     ] = None,
     count: Annotated[
         int | None,
         typer.Option(
             "--count",
             "-n",
-            parser=options.WHOLE,
+            parser=options.number(Whole(1, 1 << 40)),
             help="End after this many frames.",
             show_default="Ctrl-C",
         ),
     ] = None,
     snap: Annotated[
         int,
-        typer.Option(parser=options.WHOLE, help="Bytes to keep of a frame, 64 to 16384."),
+        typer.Option(
+            parser=options.number(Whole(64, 16384)), help="Bytes to keep of a frame, 64 to 16384."
+        ),
     ] = 16384,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
@@ -77,15 +84,9 @@ def capture(
     Inbound is what arrives at a port, outbound what arrives at the other end of its link.
     """
     from testbed.capture.ports import parse_ports
-    from testbed.core.errors import SpecError, StorageError
+    from testbed.core.errors import StorageError
     from testbed.fabric.runs import find_run
 
-    if not 64 <= snap <= 16384:
-        raise SpecError(f"--snap: {snap}: must be 64 to 16384 bytes")
-    if seconds is not None and not 0 < seconds <= 86400:
-        raise SpecError(f"--seconds: {seconds:g}: must be more than 0 and at most 86400")
-    if count is not None and count < 1:
-        raise SpecError(f"--count: {count}: must be at least 1")
     found = find_run(run, kept=False)
     ports = parse_ports(found.plan, nodes)
     try:
