@@ -188,11 +188,14 @@ class RingReference:
 
     def sum_at(self, inputs: Sequence[Tensor], exponents: Sequence[int]) -> Tensor:
         """The result of an all-reduce at the exponents of its segments."""
-        sums = [
-            exact_sum(part, self._lanes, exponent)
-            for part, exponent in zip(self._cut(inputs), exponents, strict=True)
-        ]
-        return np.concatenate(sums) if sums else inputs[0].copy()
+        if inputs[0].size == 0:
+            return inputs[0].copy()
+        return np.concatenate(
+            [
+                exact_sum(part, self._lanes, exponent)
+                for part, exponent in zip(self._cut(inputs), exponents, strict=True)
+            ]
+        )
 
     def sum(self, inputs: Sequence[Tensor]) -> Tensor:
         """The next all-reduce's result."""

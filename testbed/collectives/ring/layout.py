@@ -151,10 +151,10 @@ class Pace:
         return min(size, max(1, self.segment // lanes.bytes)) if self.segment else size
 
     def cut(self, size: int, lanes: Lanes) -> list[range]:
-        """Divide a tensor into segments of equal length."""
+        """Divide a tensor into segments of equal length; one without values is one segment."""
         parts = max(1, -(-size // max(1, self.longest(size, lanes))))
         each = max(1, -(-size // parts))
-        return [range(first, min(size, first + each)) for first in range(0, size, each)]
+        return [range(first, min(size, first + each)) for first in range(0, max(1, size), each)]
 
 
 BY_RULE = Pace()
