@@ -150,9 +150,10 @@ def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
 
 @kernel_test
 @two_cpus
-def test_a_loss_that_two_cpus_see_is_nacked_once_by_each() -> None:
+def test_a_loss_that_two_cpus_see_is_nacked_by_one_of_them_or_both() -> None:
     """Every other result of an owner is missing; the others arrive on both CPUs at once, and each
-    names the missing one before it. Each CPU has a nack queue of its own.
+    names the missing one before it. Each CPU has a nack queue of its own, and sends no nack if it
+    finds that the other has.
     """
     rounds = 500
     chunks = range(0, 6 * rounds, 6)
@@ -179,9 +180,10 @@ def test_a_loss_that_two_cpus_see_is_nacked_once_by_each() -> None:
         # A frame whose duplicate was stored first is not processed further; otherwise both CPUs see
         # what is missing.
         assert rounds <= counted["lost"] <= 2 * rounds
-        assert counted["resent"] == counted["lost"]
-        asked = kernel.records["attempt"][3::6]
-        assert ((asked == 1) | (asked == 2)).all()
+        assert rounds <= counted["resent"] <= counted["lost"]
+        nacks = kernel.records["nacks"][3::6]
+        assert ((nacks == 1) | (nacks == 2)).all()
+        assert rounds <= nacks.sum() <= counted["resent"]
         assert (kernel.records["lost"][3::6, Stage.RESULT] == SEQ).all()
 
 
