@@ -70,6 +70,7 @@ LARGE = (
     "anything goes wrong, but timers",
     "a bit flips",
     "a duplicate is claimed late",
+    "frames are filled one by one",
     "hubs",
     "a rank dies, and a frame is lost",
     "one of a chain dies",

@@ -65,6 +65,7 @@ def pftk(p: float, rtt: float) -> float:
     return 1 / (rtt * math.sqrt(2 * p / 3) + timeouts)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("p", [0.002, 0.005, 0.01, 0.02])
 def test_reno_is_as_fast_as_mathis_and_pftk_say(p: float) -> None:
     found = rate(rules(f"drop p={p} kind=tcp link=h1->h2"), 0.1, min(60_000, int(400 / p)))
@@ -79,6 +80,7 @@ def test_reno_spends_its_time_in_timeouts_as_pftk_says() -> None:
     assert found < 0.8 * mathis(p, 0.1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("period", [2000, 5000])
 def test_cubic_has_the_window_of_rfc_9438(period: int) -> None:
     """Section 5.1, equation 5, for one loss in ``period`` segments."""
@@ -114,6 +116,7 @@ def test_slow_start_doubles_the_window() -> None:
     assert windows == pytest.approx([INITIAL_WINDOW * 2**n for n in range(5)], rel=0.11)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("congestion", ["reno", "cubic"])
 def test_a_connection_fills_its_link(congestion: Name) -> None:
     """Also if the queue drops what does not fit, which then is sent again."""
@@ -153,6 +156,7 @@ def test_acknowledgements_are_delayed_unless_something_is_missing() -> None:
     ]
 
 
+@pytest.mark.deep
 def test_the_ring_over_tcp_takes_the_time_of_its_bytes() -> None:
     plan, link = plan_fabric("star", 4), LinkModel(rate=1e9)
     ring = RingOverTcp(plan, Hardware(link=link))
@@ -162,6 +166,7 @@ def test_the_ring_over_tcp_takes_the_time_of_its_bytes() -> None:
     assert ring.retransmissions == 0
 
 
+@pytest.mark.deep
 def test_the_ring_over_tcp_survives_losses_and_is_slower_than_the_ring_in_the_kernel() -> None:
     plan = plan_fabric("star", 4)
     hardware = Hardware(
