@@ -127,9 +127,10 @@ def seq_in(context) -> int:
 
 
 def tensors_in(context) -> list[tuple[int, int, int]]:
-    kinds = kept(context)[0].tensors.values()
     return [
-        (kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent)) for kind in kinds
+        (kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent))
+        for segments in kept(context)[0].tensors.values()
+        for kind in segments
     ]
 
 

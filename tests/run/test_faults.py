@@ -108,11 +108,12 @@ def test_the_death_of_a_host_ends_the_run_with_an_error_that_names_it_and_a_log(
     with pytest.raises(TestbedError) as death:
         run_scenario(scenario, tmp_path / "run", quiet=True)
     said = "the fault 'kill host=h2 at=1ms' had killed h2"
-    assert (
-        str(death.value)
-        == f"worker h2 was killed by signal 9 before its work was done; {said}; results so far are"
-        f" in {tmp_path / 'run'}"
+    text = str(death.value)
+    assert text.startswith(
+        f"worker h2 was killed by signal 9 before its work was done; {said}; faults were in force,"
+        " with frames by link: drop p=0.1: h"
     )
+    assert text.endswith(f"; results so far are in {tmp_path / 'run'}")
     assert said in json.loads((tmp_path / "run" / "manifest.json").read_text())["error"]
     log = log_of(tmp_path / "run")
     (kill,) = log[log["action"] == "kill"].to_dict("records")
