@@ -39,7 +39,7 @@ def test_sums_are_exact_under_loss(bits):
 @pytest.mark.needs("qdisc netem")
 @pytest.mark.parametrize("backend", ["engine", "netem"])
 def test_losses_are_binomial(backend):
-    rule = parse_rule(f"drop link=h1->h2 p={SHARE}")
+    rule = parse_rule(f"drop link=*->h2 p={SHARE}")
     with Fabric(plan_fabric(hosts=2)) as fabric, Workers(fabric):
         set_datapath(fabric, "sockets")
         faults = Netem(fabric, [rule]) if backend == "netem" else Injector(fabric, [rule], seed=1)
