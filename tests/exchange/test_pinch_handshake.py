@@ -242,7 +242,7 @@ def test_a_rank_that_waits_indirectly_for_one_that_is_gone_is_told_so(hosts) -> 
     """
     graph = chain()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
-    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 0.3), turns=(3, 3, 0), exponent=1)
+    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 1.0), turns=(3, 3, 0), exponent=1)
     first, second = str(found[0][-1]), str(found[1][-1])
     assert (
         "rank 0 (h1): the others have given up as nothing comes from rank 2 (h3) (exchange "
