@@ -1,27 +1,23 @@
 """The controller's side of the training of a torch module."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from testbed.collectives.mpi.launch import rank_workers
-from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.host import estimates
-from testbed.workloads.data_parallel import calls as common
+from testbed.workloads.data_parallel.gradients import GradientSession
 from testbed.workloads.module import calls
 from testbed.workloads.module.scenario import ModuleScenario
-from testbed.workloads.training.measures import record_epoch, record_test
-from testbed.workloads.workload import Session, Stage, Turn
 
 __all__ = ["ModuleSession"]
 
 
-class ModuleSession(Session[ModuleScenario]):
+class ModuleSession(GradientSession[ModuleScenario]):
     """Trains by ``[module]``."""
 
     modules = (calls.__name__, "testbed.workloads.module.train")
+    prepare_rank = staticmethod(calls.prepare_rank)
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
         """See `Session.prepare`.
@@ -54,45 +50,7 @@ class ModuleSession(Session[ModuleScenario]):
             "samples": samples,
         }
 
-    @contextmanager
-    def ranks(self, stage: Stage, trial: int) -> Iterator[dict[str, list[str]]]:
-        """See `Session.ranks`."""
-        seed = self.scenario.scenario.seed + trial
-        with ExitStack() as stack:
-            ranks: dict[str, list[str]] = {}
-            for backend in self.scenario.backends:
-                names = stack.enter_context(rank_workers(backend, stage.workers, stage.hosts))
-                shared = {"backend": backend, "scenario": self.scenario, "seed": seed}
-                stage.workers.call_all(
-                    calls.prepare_rank,
-                    {name: {**shared, "rank": number} for number, name in enumerate(names)},
-                )
-                ranks[backend] = names
-            yield ranks
-
-    def open(self, stage: Stage, backend: str, names: list[str]) -> None:
-        """See `Session.open`."""
-        options = self.scenario.module.only(CollectiveOptions)
-        groups = stage.groups(capacity=self._parameters, **options)
-        arguments = {
-            name: {"backend": backend, "group": group}
-            for name, group in zip(names, groups, strict=True)
-        }
-        stage.workers.call_all(common.open_rank, arguments)
-
-    def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
-        """See `Session.train`."""
-
-        def on_progress(_name: str, value: common.StepDone) -> None:
-            stage.step(turn.backend, turn.epoch * self.steps + value.step)
-
-        call = {"backend": turn.backend, "epoch": turn.epoch}
-        answers = stage.workers.call_all(
-            common.train_rank, dict.fromkeys(names, call), on_progress=on_progress
-        )
-        return record_epoch(stage.table, turn, [answers[name] for name in names])
-
-    def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
-        """See `Session.finish`."""
-        accuracy, seconds = stage.workers[names[0]].call(common.test_rank, backend=backend)
-        stage.say(record_test(stage.table, trial, backend, accuracy, seconds))
+    @property
+    def capacity(self) -> int:
+        """See `GradientSession.capacity`."""
+        return self._parameters
