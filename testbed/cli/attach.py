@@ -55,7 +55,7 @@ def attach(
 ) -> None:
     """Compile a BPF program and attach it to a host's link (eth0), until detach or down.
 
-    `testbed exec HOST -- bpftool map dump id N` shows its maps, of which the ids are printed.
+    `testbed exec HOST -- bpftool map dump id N` shows a map; this command prints the ids.
     """
     from testbed.datapath.programs import compile_program
     from testbed.fabric.runs import find_run

@@ -27,7 +27,8 @@ def logger_of(name: str) -> logging.Logger:
 def timed(logger: logging.Logger, level: int, text: str, *arguments: object) -> Iterator[None]:
     """Log what the block does when it is done, and how long it took; also where it fails.
 
-    :param text: What it does, with the logger's placeholders; `arguments`: their values.
+    :param text: What it does, with placeholders of `%` formatting.
+    :param arguments: The placeholders' values.
     """
     started, how = time.monotonic(), "failed after "
     try:
