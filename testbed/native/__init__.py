@@ -5,6 +5,7 @@ hand and kept in ``build/native`` under a hash of all that goes into it. ``pytho
 testbed.native`` compiles all of them.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -81,7 +82,8 @@ def compile_native(name: str) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Workers may compile at once: each writes a file of its own, and the rename is atomic.
+    # Workers may compile at once: each writes a file of its own, and the first one's stays, because
+    # it may be loaded by now.
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:
@@ -94,7 +96,8 @@ def compile_native(name: str) -> Path:
                 f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}"
             )
         os.chmod(temporary, 0o755)
-        os.replace(temporary, target)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
     return target

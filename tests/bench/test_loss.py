@@ -143,6 +143,7 @@ def test_the_baseline_without_loss_is_always_measured():
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_the_command_measures_and_draws(tmp_path):
     figure, result = tmp_path / "loss.png", tmp_path / "loss.json"
     options = [
@@ -179,14 +180,15 @@ def test_the_command_measures_and_draws(tmp_path):
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_cell_that_exceeds_its_budget_is_reported(tmp_path):
     options = [
         "--size",
-        "64M",
+        "1M",
         "--loss",
         "0",
         "-n",
-        "100",
+        "1000000",
         "--backends",
         "tcp-ring",
         "--budget",

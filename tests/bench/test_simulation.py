@@ -73,6 +73,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_machine_is_calibrated(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     done = run_testbed("calibrate", "--out", str(path), "-n", "2")

@@ -45,12 +45,13 @@ from tests.support.kept import kept
 from tests.support.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
 from tests.support.kernel.pair import Pair
 from tests.support.protocol.network import Network, collectives
+from tests.support.tiers import broad
 
 net = pytest.mark.net
 kernel_test = pytest.mark.kernel
 two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: nothing can race")
 
-BITS = pytest.mark.parametrize("bits", [16, 32])
+BITS = pytest.mark.parametrize("bits", broad([16, 32]))
 GROUPS = count()
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 ETH_P_ALL = 3
@@ -118,6 +119,7 @@ def four() -> Iterator[Groups]:
 
 @kernel_test
 @two_cpus
+@pytest.mark.deep
 def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
     """Each frame is saved once, or twice in separate slots; saved frames are complete, and
     replaying them gives the same sum.
@@ -150,6 +152,7 @@ def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
 
 @kernel_test
 @two_cpus
+@pytest.mark.deep
 def test_a_loss_that_two_cpus_see_is_nacked_by_one_of_them_or_both() -> None:
     """Every other result of an owner is missing; the others arrive on both CPUs at once, and each
     names the missing one before it. Each CPU has a nack queue of its own, and sends no nack if it
@@ -235,6 +238,7 @@ def seq_in(context, group_id):
 
 
 @net
+@pytest.mark.deep
 def test_results_of_2_to_the_32_collectives_ago_are_not_taken_for_new_ones(four) -> None:
     """Nothing touches the last chunks of a large tensor until the sequence number under which they
     were stored comes again.
@@ -265,7 +269,8 @@ def reduce_late_in(context, size, rank, late, group_id):
 
 @net
 @BITS
-@pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("late", broad([0, 1, 3]))
+@pytest.mark.deep
 def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
     """Frames sent to it in the meantime arrive early, and its sum equals the others'."""
     group = four.form(lanes=f"int{bits}")
@@ -317,6 +322,7 @@ def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
 
 @net
 @pytest.mark.timeout(240)
+@pytest.mark.deep
 def test_32_ranks_sum_exactly() -> None:
     with Fabric(plan_fabric(hosts=32)) as fabric, Workers(fabric, modules=[__name__]) as workers:
         set_datapath(fabric, "xdp")
@@ -385,7 +391,7 @@ SMALL = {
 
 @net
 @BITS
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", broad(SMALL))
 def test_inputs_that_a_fixed_scale_would_lose_keep_their_precision(four, bits, name) -> None:
     """1e-30 at a scale of 1e8 vanishes. Here the error depends on the group's largest magnitude,
     whatever that is.
@@ -404,6 +410,7 @@ def test_inputs_that_a_fixed_scale_would_lose_keep_their_precision(four, bits, n
 
 
 @net
+@pytest.mark.deep
 def test_ranks_with_different_lanes_are_an_error(four) -> None:
     """One value and a status have the same length with both: only the tag differs."""
     hosts, group_id = four.hosts, next(GROUPS)
@@ -425,7 +432,7 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
 
 
 @net
-@pytest.mark.parametrize("mtu", [576, 1500, 3506])
+@pytest.mark.parametrize("mtu", broad([1500, 576, 3506]))
 def test_tensors_around_a_multiple_of_the_mtu_are_summed(mtu) -> None:
     """Tensors that end just before, at and just after the end of a frame, with and without the
     status.
@@ -455,6 +462,7 @@ def test_tensors_around_a_multiple_of_the_mtu_are_summed(mtu) -> None:
 
 
 @net
+@pytest.mark.deep
 def test_frames_recorded_in_one_run_do_no_harm_in_the_next() -> None:
     """A host outside replays all frames of the first group while the second works, which has
     another cookie.
@@ -525,7 +533,7 @@ def reduce_both_in(context, rank, groups, size, times, at_once):
 
 
 @net
-@pytest.mark.parametrize("at_once", [False, True], ids=["by turns", "at once"])
+@pytest.mark.parametrize("at_once", broad([True, False]), ids=["at once", "by turns"])
 def test_two_groups_on_the_same_hosts_do_not_disturb_each_other(four, at_once) -> None:
     """One of them has the opposite order of ranks, so that each link carries both groups in both
     directions.

@@ -18,6 +18,7 @@ from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.support.kept import kept
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -68,7 +69,7 @@ def all_reduce(workers, names, backend, size, group_id=0, **options):
     return list(workers.call_all(reduce_in, arguments, timeout=60).values())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", broad([3, 1, 2, 4, 8]))
 def test_sums_equal_numpys(ranks):
     plan = plan_fabric(hosts=ranks, switch="bridge")
     with (
@@ -110,6 +111,7 @@ def test_groups_over_subsets_take_turns():
 
 
 @pytest.mark.parametrize("backend", ["tcp-ring", "gloo"])
+@pytest.mark.deep
 def test_a_stopped_rank_is_an_error_in_bounded_time(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
     with (

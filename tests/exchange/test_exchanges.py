@@ -19,6 +19,7 @@ from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
 from tests.support.exchange import calls
 from tests.support.exchange.hosts import NAMES, WITHIN, Hosts
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -38,7 +39,7 @@ def hosts(name: str, fabric: Fabric, workers: Workers) -> Iterator[Hosts]:
 every = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.mark.parametrize("ranks", range(1, 6))
+@pytest.mark.parametrize("ranks", broad([3, 1, 2, 4, 5]))
 def test_aggregates_equal_the_references(ranks: int) -> None:
     graph = draw_partitioned(ranks, 150, 1200, ranks)
     # Each kind and each dim occurs; their pairs differ between numbers of ranks.
@@ -75,6 +76,7 @@ def test_ranks_may_have_no_vertices_or_no_neighbours(name: str, hosts: Hosts) ->
 
 @every
 @pytest.mark.fabric(hosts=4)
+@pytest.mark.deep
 def test_several_exchanges_can_be_open_at_once(name: str, hosts: Hosts) -> None:
     """As in training: layers of different dims alternate, forward and backward."""
     graphs = [draw_partitioned(seed, 200, 2000, 4) for seed in (0, 1)]
@@ -91,6 +93,7 @@ def test_several_exchanges_can_be_open_at_once(name: str, hosts: Hosts) -> None:
 
 @every
 @pytest.mark.fabric(hosts=4)
+@pytest.mark.deep
 def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
     graph = draw_partitioned(0, 8000, 60_000, 4, hub=20_000)
     for kind in KINDS:
@@ -119,7 +122,7 @@ def test_partial_sums_travel_instead_of_rows(name: str, hosts: Hosts) -> None:
 
 @every
 @pytest.mark.fabric(hosts=3)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", broad([np.nan, np.inf, -np.inf]))
 def test_values_that_are_not_finite(name: str, hosts: Hosts, value: float) -> None:
     graph = draw_partitioned(0, 60, 800, 3)
     x = embeddings(0, graph, 3)
@@ -131,6 +134,7 @@ def test_values_that_are_not_finite(name: str, hosts: Hosts, value: float) -> No
 
 @every
 @pytest.mark.fabric(hosts=3)
+@pytest.mark.deep
 def test_a_stopped_rank_is_an_error_in_bounded_time(name: str, hosts: Hosts) -> None:
     graph = draw_partitioned(0, 300, 3000, 3)
     number = hosts.open(graph, 64, "sum", timeout=1.0)

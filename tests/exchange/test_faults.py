@@ -13,6 +13,7 @@ from testbed.testing.plugin import MakeFaults
 from testbed.worker import Workers
 from tests.support.exchange import calls
 from tests.support.exchange.hosts import NAMES, Hosts
+from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4)]
 
@@ -36,7 +37,7 @@ every = pytest.mark.parametrize("name", NAMES)
 
 
 @every
-@pytest.mark.parametrize("words", FAULTS, ids=" ".join)
+@pytest.mark.parametrize("words", broad(FAULTS), ids=" ".join)
 def test_aggregates_are_those_of_the_reference(
     name: str, words: list[str], fabric: Fabric, workers: Workers, faults: MakeFaults
 ) -> None:

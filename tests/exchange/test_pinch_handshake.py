@@ -18,6 +18,7 @@ from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from testbed.worker import WorkerContext
 from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
 from tests.support.kept import kept
+from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
 
@@ -176,8 +177,8 @@ def move_to(context: WorkerContext, number: int, seq: int) -> None:
     exchange.open_next()
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("first", [0xFFFFFFF8, 0x7FFFFFFC])
+@pytest.mark.parametrize("known", broad([False, True]))
+@pytest.mark.parametrize("first", broad([0xFFFFFFF8, 0x7FFFFFFC]))
 def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
     graph = draw_partitioned(0, 300, 2000, 3, hub=1500)
     x, form = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32), Format(16)

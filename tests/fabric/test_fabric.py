@@ -19,6 +19,7 @@ from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.support.fabric import calls
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -53,7 +54,7 @@ def ping_all(fabric: Fabric) -> None:
         )
 
 
-@pytest.mark.parametrize(("topology", "hosts", "switch"), FABRICS)
+@pytest.mark.parametrize(("topology", "hosts", "switch"), broad(FABRICS, 3))
 def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
     with Fabric(plan_fabric(topology, hosts, switch)) as fabric, Workers(fabric) as workers:
         ping_all(fabric)
@@ -160,7 +161,7 @@ OFFLOADS = (
 )
 
 
-@pytest.mark.parametrize("offload", [True, False])
+@pytest.mark.parametrize("offload", broad([True, False]))
 def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
     with Fabric(plan_fabric("star", 2, "xdp", offload=offload)) as fabric, Workers(fabric):
         ends = [("h1", "eth0"), ("h2", "eth0"), ("s1", "s1-eth1"), ("s1", "s1-eth2")]

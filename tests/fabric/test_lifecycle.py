@@ -21,6 +21,7 @@ from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.support.fabric import helpers
 from tests.support.fabric.helpers import namespaces, traces, wait_until
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 SCRIPTS = Path(helpers.__file__).parent
@@ -209,7 +210,7 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
         assert run_id not in {item.run_id for item in clean()}
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TESTBED_KILLS", "4"))))
+@pytest.mark.parametrize("seed", broad(range(int(os.environ.get("TESTBED_KILLS", "4")))))
 def test_clean_removes_what_is_left_of_faults_in_force(seed: int) -> None:
     """The controller is killed at a random moment, determined by the seed; ``TESTBED_KILLS=20``
     tries more moments.

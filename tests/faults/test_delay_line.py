@@ -161,6 +161,7 @@ def counted(line: DelayLine, received: int) -> DelayCounters:
 @pytest.mark.net
 @pytest.mark.usefixtures("namespace")
 class TestLine:
+    @pytest.mark.alone
     def test_frames_leave_by_due_time(self) -> None:
         with opened() as (line, ends):
             start = time.monotonic_ns()
@@ -174,6 +175,7 @@ class TestLine:
         assert (counters.received, counters.sent, counters.dropped) == (100, 100, 0)
         assert sum(counters.lateness) == 100
 
+    @pytest.mark.deep
     def test_each_copy_has_a_time_of_its_own(self) -> None:
         with opened() as (line, ends):
             now = time.monotonic_ns()
@@ -202,6 +204,7 @@ class TestLine:
         counters = line.counters()
         assert (counters.closed, counters.dropped) == (8 + 2 * 2, 22)
 
+    @pytest.mark.alone
     def test_all_received_frames_are_counted_at_the_end(self) -> None:
         with opened(capacity=2000) as (line, ends):
             for number in range(1500):
@@ -209,6 +212,7 @@ class TestLine:
         counters = line.counters()
         assert (counters.received, counters.closed, counters.overrun) == (1500, 1500, 0)
 
+    @pytest.mark.deep
     def test_frames_leave_by_all_other_ports_while_the_switch_floods(
         self, namespace: Namespace
     ) -> None:

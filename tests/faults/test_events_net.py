@@ -31,6 +31,7 @@ from testbed.soak.holdings import Holdings
 from testbed.worker import Workers
 from tests.support.fabric.helpers import wait_until
 from tests.support.faults import event_calls
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -59,7 +60,7 @@ def states(fabric: Fabric, host: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("datapath", ["xdp", "sockets"])
+@pytest.mark.parametrize("datapath", broad(["xdp", "sockets"]))
 def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(
     fabric: Fabric, workers: Workers, datapath: str
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_link_comes_back_after_an_error(fabric: Fabric) -> None:
     assert reaches(fabric, "h1", "h2")
 
 
-@pytest.mark.parametrize("datapath", ["xdp", "sockets"])
+@pytest.mark.parametrize("datapath", broad(["xdp", "sockets"]))
 def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, datapath: str) -> None:
     set_datapath(fabric, datapath)  # type: ignore[arg-type]
     with (
@@ -132,6 +133,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         Timeline(fabric, workers, events[1:])
 
 
+@pytest.mark.deep
 def test_events_do_not_affect_other_fabrics(fabric: Fabric, workers: Workers) -> None:
     """Even with the same addresses and names, because each run has hosts, processes, control groups
     and programs of its own.
@@ -188,6 +190,7 @@ def test_a_killed_host_is_excluded(fabric: Fabric, workers: Workers) -> None:
         kill(workers, "s1")
 
 
+@pytest.mark.alone
 def test_a_slow_host_gets_its_share(fabric: Fabric, workers: Workers) -> None:
     with slow(fabric, "h2", share=0.1) as how:
         held = workers["h2"].call(event_calls.spin, seconds=0.5)
@@ -199,6 +202,7 @@ def test_a_slow_host_gets_its_share(fabric: Fabric, workers: Workers) -> None:
     assert not list(remove_groups(fabric.run_id))
 
 
+@pytest.mark.alone
 def test_stopping_a_host_in_turns_limits_it_to_its_share(fabric: Fabric, workers: Workers) -> None:
     with duty_cycle(fabric, "h2", 0.2):
         held = workers["h2"].call(event_calls.spin, seconds=0.5)

@@ -12,6 +12,7 @@ from testbed.kernel import XDP_PASS, BpfObject
 from testbed.kernel.abi import lifted
 from testbed.plan import MAX_HOSTS, plan_fabric
 from tests.support.rules import parse_rule
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.kernel
 
@@ -84,7 +85,7 @@ def packets(seed: int, layout: np.dtype) -> np.ndarray:
     return cases
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", broad(range(20), 5))
 def test_reference_and_engine_agree(number: int) -> None:
     """20 batches, a million packets in total; verdicts are compared in every detail."""
     names = list(RULE_SETS)

@@ -36,6 +36,7 @@ from tests.support.faults import flood_calls as calls
 from tests.support.faults.ring_calls import open_ring, reduce_ring
 from tests.support.kept import kept
 from tests.support.rules import parse_rule
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -59,7 +60,7 @@ def events(*texts: str) -> list[Event]:
     return events_of(map(parse_fault, texts))
 
 
-@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+@pytest.fixture(scope="module", params=broad([(way,) for way in WAYS]), ids="-".join)
 def star(request: pytest.FixtureRequest) -> Iterator[tuple[Fabric, Workers]]:
     switch, datapath = request.param
     with (
@@ -117,8 +118,8 @@ FABRICS: list[tuple[str, int, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize("switch", ["xdp", "bridge"])
-@pytest.mark.parametrize(("topology", "hosts", "floods"), FABRICS)
+@pytest.mark.parametrize("switch", broad(["xdp", "bridge"]))
+@pytest.mark.parametrize(("topology", "hosts", "floods"), broad(FABRICS, 2))
 def test_hosts_hear_frames_for_others_as_often_as_predicted_and_only_during_the_flood(
     topology: str, hosts: int, floods: dict[str, str], switch: str
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_frames_fate_is_decided_once_before_it_is_flooded(
     injector.check_replay()
 
 
+@pytest.mark.deep
 def test_a_delayed_frame_is_flooded_if_the_switch_floods_when_it_leaves(
     star: tuple[Fabric, Workers],
 ) -> None:
@@ -318,9 +320,9 @@ def test_a_delayed_frame_is_flooded_if_the_switch_floods_when_it_leaves(
     assert found["h3"] == {("h1", "h2", number): 1 for number in range(5, 10)}
 
 
-@pytest.mark.parametrize(("switch", "datapath"), WAYS)
+@pytest.mark.parametrize(("switch", "datapath"), broad(WAYS))
 @pytest.mark.parametrize(
-    ("topology", "name"), [("star", "s1"), ("ring", "s2"), ("leaf-spine", "leaf1")]
+    ("topology", "name"), broad([("star", "s1"), ("ring", "s2"), ("leaf-spine", "leaf1")])
 )
 def test_sums_and_answers_are_exact_while_a_switch_floods(
     topology: str, name: str, switch: str, datapath: Datapath

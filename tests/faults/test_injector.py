@@ -26,6 +26,7 @@ from testbed.worker import Workers
 from tests.support.faults.ring_calls import open_ring, reduce_ring
 from tests.support.kept import kept
 from tests.support.rules import parse_rule
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -40,7 +41,7 @@ def rules(*texts):
     return [parse_rule(text) for text in texts]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+@pytest.fixture(scope="module", params=broad([(way,) for way in WAYS]), ids="-".join)
 def fabric(request):
     switch, datapath = request.param
     with (
@@ -176,6 +177,7 @@ def test_blocked_links_pass_nothing(fabric):
         assert injector.links()["blocked"].sum() == FRAMES
 
 
+@pytest.mark.deep
 def test_limits_drop_frames_that_exceed_the_bucket(fabric):
     fabric, workers = fabric
     limit = Limit(hosts="h1", direction="up", rate="64kbit", queue="2KiB")
@@ -189,8 +191,8 @@ def test_limits_drop_frames_that_exceed_the_bucket(fabric):
         assert links["limited"] > FRAMES / 2
 
 
-@pytest.mark.parametrize("switch", ["xdp", "bridge"])
-@pytest.mark.parametrize("name", ["xdp-ring", "tcp-ring"])
+@pytest.mark.parametrize("switch", broad(["xdp", "bridge"]))
+@pytest.mark.parametrize("name", broad(["xdp-ring", "tcp-ring"]))
 def test_collectives_survive_losses(name, switch):
     """Sums are exact, faults have fired on every hop of the ring, and the log agrees with the
     reference model.
@@ -330,7 +332,7 @@ def test_unknown_hosts_are_refused_before_anything_is_attached():
             pass
 
 
-@pytest.mark.parametrize("topology", ["ring", "leaf-spine"])
+@pytest.mark.parametrize("topology", broad(["ring", "leaf-spine"]))
 def test_several_switches_judge_each_frame_once(topology):
     with (
         Fabric(plan_fabric(topology, hosts=4, switch="xdp")) as fabric,
@@ -345,6 +347,7 @@ def test_several_switches_judge_each_frame_once(topology):
             injector.check_replay()
 
 
+@pytest.mark.alone
 def test_a_hundred_thousand_records_a_second_are_kept():
     """One host sends as fast as it can, which makes more than that; none is lost."""
     with Fabric(plan_fabric(hosts=2)) as fabric, Workers(fabric, modules=MODULES) as workers:

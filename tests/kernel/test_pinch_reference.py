@@ -11,6 +11,7 @@ import pytest
 from testbed.protocol.sequence import NEWEST
 from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.support.kernel.pinch_reference import Compared
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.kernel
 
@@ -107,7 +108,7 @@ def act(compared: Compared, action: str, chance: random.Random) -> None:
                 member.link(data, chance.choice(compared.cpus))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", broad(range(6)))
 def test_every_step_equals_the_reference_models(compared, seed) -> None:
     """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then no faults,
     until all sums are exact.

@@ -1,7 +1,9 @@
 """The ring's programs packet by packet: the input, the verdict, the output, and the counters."""
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +62,8 @@ from tests.support.kernel.packets import (
     result,
     total_of,
 )
+from tests.support.kernel.reference import KernelRank
+from tests.support.native.process import NativeProcess
 from tests.support.protocol.network import GROUP
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -70,10 +74,16 @@ LAUNCHED = item_of(1, 0, Stage.PARTIAL)
 """The frames that the rank has sent when a row starts."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["origin", "upstream"])
-def both(request) -> Iterator[tuple]:
-    with loaded(upstream=request.param) as made:
-        yield made
+@pytest.fixture(scope="module")
+def load_once() -> Iterator[Callable[[bool], tuple[KernelRank, NativeProcess]]]:
+    """Load each way of recovery when a test first needs it: the verifier takes a second."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda upstream: stack.enter_context(loaded(upstream=upstream)))
+
+
+@pytest.fixture(params=[False, True], ids=["origin", "upstream"])
+def both(request, load_once) -> tuple[KernelRank, NativeProcess]:
+    return load_once(request.param)
 
 
 @pytest.fixture

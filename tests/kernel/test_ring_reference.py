@@ -15,6 +15,7 @@ from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, encode
 from tests.support.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
 from tests.support.protocol.actions import ACTIONS, SCRIPTS, act
 from tests.support.protocol.network import Member, Network, collectives, config
+from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -181,7 +182,7 @@ def forge(network: Network, chance: random.Random) -> None:
     network.emit_all(member.rank, member.rank.on_bytes(bytes(data)))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", broad(range(12), 2))
 def test_forged_frames_are_judged_alike(stock, seed) -> None:
     """Thousands of frames with wrong fields or flipped bits, truncated or extended. The sums are
     not checked, as forged fields may change them.

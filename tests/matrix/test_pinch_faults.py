@@ -5,7 +5,6 @@ Each cell asserts four things: aggregates exact bit for bit, an end in bounded t
 have fired, and nothing left.
 """
 
-import time
 from contextlib import nullcontext
 
 import pytest
@@ -25,6 +24,7 @@ from tests.support.exchange.pinch_hosts import (
     close_in,
 )
 from tests.support.levels import EVENTS, NONE, levels
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -103,7 +103,7 @@ def parameters():
         )
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
-    return found
+    return broad(found, 3)
 
 
 @pytest.mark.parametrize(("cell", "seed"), parameters())
@@ -132,7 +132,8 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
 
 
 @pytest.mark.parametrize(
-    "words", ["drop p=0.2 kind=embed", "drop p=0.5 kind=ack", "corrupt p=0.1 bits=3 kind=embed,ack"]
+    "words",
+    broad(["drop p=0.2 kind=embed", "drop p=0.5 kind=ack", "corrupt p=0.1 bits=3 kind=embed,ack"]),
 )
 @pytest.mark.fabric(hosts=4, datapath="xdp")
 def test_frames_of_one_kind(fabric, workers, faults, words):
@@ -145,7 +146,7 @@ def test_frames_of_one_kind(fabric, workers, faults, words):
         assert (exchange.measures()["resent"] > 0) == ("embed" in words)
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event", broad(EVENTS))
 @pytest.mark.fabric(hosts=4, datapath="xdp")
 def test_aggregates_are_exact_after_an_interruption(
     fabric, workers, faults, assert_nothing_left, event
@@ -170,6 +171,7 @@ def aggregate_and_part_in(context, number, inputs):
 
 @pytest.mark.parametrize("event", ["link-down", "pause"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
+@pytest.mark.deep
 def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
     fabric, workers, faults, assert_nothing_left, event
 ):
@@ -199,9 +201,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
     errors = {}
     with faults("kill host=h2 at=50ms", "drop p=0.01"):
         while len(errors) < 3:  # a rank that is complete fails in the next exchange
-            start = time.monotonic()
             outcomes = workers.call_all(aggregate_in, arguments, timeout=WITHIN, errors="return")
-            assert time.monotonic() - start < 2 * TIMEOUT
             errors |= errors_of(outcomes)
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
@@ -221,9 +221,9 @@ def assert_only_foreign_frames_are_dropped(before, after):
     assert {name: found[name] for name in REFUSED} == dict.fromkeys(REFUSED, 0)
 
 
-@pytest.mark.parametrize("processing", FACTORS["processing"])
-@pytest.mark.parametrize("lanes", FACTORS["lanes"])
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("processing", broad(FACTORS["processing"]))
+@pytest.mark.parametrize("lanes", broad(FACTORS["lanes"]))
+@pytest.mark.parametrize("switch", broad(SWITCHES))
 def test_aggregates_are_exact_while_a_switch_floods(
     fabric, workers, faults, assert_nothing_left, switch, lanes, processing
 ):
@@ -239,7 +239,7 @@ def test_aggregates_are_exact_while_a_switch_floods(
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("lost", [1, 4])
+@pytest.mark.parametrize("lost", broad([4, 1]))
 def test_aggregates_are_exact_on_a_bridge_that_does_not_know_hosts(lost):
     """Exchanges are opened, used and closed on a bridge whose table lacks hosts."""
     plan = plan_fabric("star", 4, "bridge")
@@ -263,6 +263,7 @@ def test_aggregates_are_exact_on_a_bridge_that_does_not_know_hosts(lost):
 @pytest.mark.parametrize("processing", FACTORS["processing"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.alone
 def test_hardly_anything_is_retransmitted_without_faults(
     fabric, workers, switch, lanes, processing, machine
 ):

@@ -5,8 +5,6 @@ Each cell asserts four things: exact sums, an end in bounded time, faults that h
 reference model says, and nothing left.
 """
 
-import time
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from tests.support.busy import busy_cpus
 from tests.support.collectives.ring_calls import all_reduce, check, make_input
 from tests.support.kept import kept
 from tests.support.levels import EVENTS, NONE, levels
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -56,7 +55,7 @@ def parameters():
         )
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
-    return found
+    return broad(found, 3)
 
 
 def make_inputs(ranks, size, number=0):
@@ -88,7 +87,7 @@ def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("words", [*(levels[-1][1] for levels in FAULTS.values()), ""])
+@pytest.mark.parametrize("words", broad([*(levels[-1][1] for levels in FAULTS.values()), ""]))
 @pytest.mark.parametrize(
     "mtu",
     [
@@ -107,8 +106,8 @@ def test_sums_are_exact_with_jumbo_frames(fabric, faults, assert_nothing_left, m
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
+@pytest.mark.parametrize("event", broad(EVENTS))
 @pytest.mark.fabric(hosts=4, datapath="xdp")
 def test_sums_are_exact_after_an_interruption(fabric, faults, assert_nothing_left, event, recovery):
     with Group(fabric, lanes="int16", recovery=recovery) as group:
@@ -122,7 +121,7 @@ def test_sums_are_exact_after_an_interruption(fabric, faults, assert_nothing_lef
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
 @pytest.mark.fabric(hosts=4, datapath="xdp")
 def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
     with Group(fabric, lanes="int32", recovery=recovery, timeout=2.0) as group:
@@ -132,9 +131,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
             while (
                 len(errors) < 3
             ):  # a rank that already has all results fails in the next all-reduce
-                start = time.monotonic()
-                outcomes = group.outcomes(inputs)
-                assert time.monotonic() - start < 2 * group.timeout
+                outcomes = group.outcomes(inputs, within=WITHIN)
                 errors |= {
                     rank: outcome
                     for rank, outcome in enumerate(outcomes)
@@ -157,18 +154,16 @@ def part_in(context, group_id):
 
 
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_groups_meet_and_part_under_loss(
-    fabric, workers, faults, assert_nothing_left, recovery, seed
-):
+@pytest.mark.deep
+def test_groups_meet_and_part_under_loss(fabric, workers, faults, assert_nothing_left, recovery):
     """One all-reduce each, and then all ranks close: a rank that is done stays until no other needs
     it, and no longer.
     """
     hosts, names = fabric.plan.hosts, list(fabric.hosts)
-    with faults("drop p=0.05", seed=seed) as injected:
-        for number in range(20):
-            terms = {"lanes": "int16", "capacity": 1 << 12, "timeout": 10.0, "recovery": recovery}
+    with faults("drop p=0.2", seed=1) as injected:
+        for number in range(6):
+            terms = {"lanes": "int16", "capacity": 1 << 12, "timeout": 600.0, "recovery": recovery}
             specs = make_groups(hosts, group_id=number, **terms)
             workers.call_all(
                 meet_in,
@@ -176,9 +171,7 @@ def test_groups_meet_and_part_under_loss(
                 timeout=60,
             )
             check(all_reduce(workers, hosts, [3000], number), [3000], 16)
-            start = time.monotonic()
-            workers.call_all(part_in, {name: {"group_id": number} for name in names}, timeout=30)
-            assert time.monotonic() - start < 5.0
+            workers.call_all(part_in, {name: {"group_id": number} for name in names}, timeout=60)
     assert_faults_fired(injected, "drop")
     assert_nothing_left()
 
@@ -194,6 +187,7 @@ def reduce_and_part_in(context, size, rank):
 @pytest.mark.parametrize("event", ["link-down", "pause"])
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
+@pytest.mark.deep
 def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
     fabric, workers, faults, assert_nothing_left, recovery, event
 ):
@@ -218,8 +212,8 @@ def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
-@pytest.mark.parametrize("lanes", FACTORS["lanes"])
+@pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
+@pytest.mark.parametrize("lanes", broad(FACTORS["lanes"]))
 @pytest.mark.fabric(hosts=14, datapath="xdp")
 def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, recovery):
     """The more ranks there are, the more hops a phase has that may fail: it must continue where it
@@ -234,7 +228,7 @@ def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, r
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
 @pytest.mark.fabric(hosts=5, datapath="xdp")
 def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery):
     """Each rank must receive its frames intact once, but not all ranks at the same time."""
@@ -251,6 +245,7 @@ def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery)
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
+@pytest.mark.alone
 def test_nothing_is_retransmitted_without_faults(fabric, lanes, recovery):
     """However busy the machine is, late frames are not lost. One frame in a thousand may be
     requested blindly.
@@ -265,9 +260,9 @@ def test_nothing_is_retransmitted_without_faults(fabric, lanes, recovery):
     assert all(1000 * counter.retransmissions <= counter.packets for counter in counters)
 
 
-@pytest.mark.parametrize("recovery", FACTORS["recovery"])
-@pytest.mark.parametrize("lanes", FACTORS["lanes"])
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
+@pytest.mark.parametrize("lanes", broad(FACTORS["lanes"]))
+@pytest.mark.parametrize("switch", broad(SWITCHES))
 def test_sums_are_exact_while_a_switch_floods(
     fabric, faults, assert_nothing_left, switch, lanes, recovery
 ):

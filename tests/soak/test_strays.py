@@ -86,6 +86,7 @@ def test_the_same_seed_gives_the_same_strays():
 
 @pytest.mark.net
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
+@pytest.mark.alone
 def test_strays_arrive_change_no_sum_and_leave_nothing(switch):
     plan = plan_fabric(hosts=3, switch=switch)
     with Fabric(plan) as fabric, Workers(fabric, modules=(tap.__name__, calls.__name__)) as workers:

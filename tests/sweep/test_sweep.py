@@ -16,7 +16,7 @@ from testbed.sweep.grid import flatten, make_cells, order
 from testbed.sweep.ledger import Done
 from testbed.sweep.player import clock, facts_of, gather, remaining
 from testbed.sweep.scenario_trials import ScenarioTrials
-from tests.support.command import run_testbed
+from tests.support.command import call_testbed, run_testbed
 from tests.support.sweep import counting
 from tests.support.sweep.counting import Counting
 
@@ -249,7 +249,7 @@ HEAD = '[sweep]\nname = "s"\n'
 def test_bad_input_is_one_line(tmp_path: Path, text: str, error: str) -> None:
     place = tmp_path / "s.toml"
     place.write_text(text.replace('"S"', f'"{SCENARIOS / "ddp_synthetic.toml"}"'))
-    done = run_testbed("sweep", str(place), "--dry-run")
+    done = call_testbed("sweep", str(place), "--dry-run")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1
@@ -259,7 +259,7 @@ def test_bad_input_is_one_line(tmp_path: Path, text: str, error: str) -> None:
 
 @pytest.mark.parametrize("place", sorted((SCENARIOS / "sweeps").glob("*.toml")), ids=str)
 def test_our_own_sweeps_are_valid(place: Path) -> None:
-    done = run_testbed("sweep", str(place), "--dry-run", "--json")
+    done = call_testbed("sweep", str(place), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["trials"] == len(plan["cells"]) * plan["trials_a_cell"] == plan["pending"]
@@ -267,6 +267,7 @@ def test_our_own_sweeps_are_valid(place: Path) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.usefixtures("cache")
 def test_a_sweep_of_a_scenario(tmp_path: Path) -> None:
     place = tmp_path / "s.toml"
     place.write_text(

@@ -77,6 +77,7 @@ def test_an_interval_out_of_range_is_refused(interval):
 @pytest.mark.net
 @pytest.mark.needs("BCC")
 @pytest.mark.fabric(hosts=2, switch="bridge")
+@pytest.mark.alone
 def test_a_run_is_watched_from_another_process(fabric, workers):
     assert set(interfaces_of(fabric.plan)) == set(fabric.nodes)
     workers["h2"].call(calls.listen)

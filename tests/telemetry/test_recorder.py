@@ -14,7 +14,7 @@ from testbed.telemetry.profile import MACHINE
 from testbed.telemetry.recorder import Recorder
 from tests.support.telemetry import calls
 
-OPTIONS = TelemetryOptions(enabled=True)
+OPTIONS = TelemetryOptions(enabled=True, rate=4001)  # a thousand samples of what is compared
 SECONDS = 0.7  # of CPU time: it does not matter what else the machine does
 DATAGRAM = calls.SIZE + 28  # with IP and UDP headers
 
@@ -29,6 +29,7 @@ def play(fabric, workers):
 @pytest.mark.needs("BCC")
 @pytest.mark.fabric(hosts=3, switch="bridge")
 @pytest.mark.parametrize("gro", [True, False], ids=["napi", "backlog"])
+@pytest.mark.alone
 def test_nobody_pays_for_another(fabric, workers, gro):
     """One host sends, one receives without a process that does anything, one computes.
 
@@ -64,6 +65,7 @@ def test_nobody_pays_for_another(fabric, workers, gro):
 @pytest.mark.net
 @pytest.mark.needs("BCC")
 @pytest.mark.fabric(hosts=3, switch="bridge")
+@pytest.mark.alone
 def test_counts(fabric, workers):
     workers["h2"].call(calls.listen)
     with Recorder(fabric, OPTIONS) as recorder, recorder.on("counts"):
@@ -86,6 +88,7 @@ def test_counts(fabric, workers):
 @pytest.mark.net
 @pytest.mark.needs("BCC")
 @pytest.mark.fabric(hosts=2)
+@pytest.mark.alone
 def test_windows_select_samples(fabric, workers):
     with Recorder(fabric, OPTIONS) as recorder, recorder.on("samples"):
         play_h1 = {"h1": {"receiver": fabric.plan.host("h2").ip, "seconds": 0.3}}
@@ -99,10 +102,11 @@ def test_windows_select_samples(fabric, workers):
 
 @pytest.mark.net
 @pytest.mark.needs("BCC")
+@pytest.mark.alone
 def test_a_bench_with_telemetry(tmp_path):
     path = tmp_path / "out.json"
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "allreduce"]
-    sizes = ["-b", "1M", "-e", "1M", "-n", "100", "--out", str(path)]
+    sizes = ["-b", "1M", "-e", "1M", "-n", "200", "--out", str(path)]
     done = subprocess.run(
         [*command, "--hosts", "3", "--backends", "xdp-ring,tcp-ring,gloo", "--telemetry", *sizes],
         capture_output=True,
@@ -132,6 +136,7 @@ def test_a_bench_with_telemetry(tmp_path):
 
 @pytest.mark.net
 @pytest.mark.needs("BCC")
+@pytest.mark.alone
 def test_a_bench_of_exchanges_with_telemetry(tmp_path):
     path = tmp_path / "out.json"
     case = ["--receivers", "1", "-b", "4K", "-e", "4K", "--exchanges", "pinch"]
