@@ -5,10 +5,10 @@ nothing behind.
 is then a failure, so that a machine known to have them cannot pass by skipping.
 """
 
+import contextlib
 import json
 import os
 import signal
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +17,19 @@ import pytest
 from hypothesis import settings
 
 from testbed.probes import PROBES, TIERS, Level, find, lacking
+from tests.support.waiting import wait_until
 
 REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}
 SESSION = "TESTBED_TEST_SESSION"  # in the environment of all processes of a session
 STATE = Path("/run/testbed")
-GRACE = 5.0  # seconds for what disappears by itself, such as devices of a deleted namespace
+GRACE = 30.0  # seconds for what disappears by itself, such as devices of a deleted namespace
 
 # A busy machine is no failure: whole tests have a deadline (pytest-timeout), single examples have
 # none. There is no database of failures either, because any user may run the pure tests, even
-# without permission to write.
-settings.register_profile("testbed", deadline=None, database=None, print_blob=True)
+# without permission to write. Examples are the same in each run, unless with
+# `pytest --hypothesis-profile=other`.
+settings.register_profile("other", deadline=None, database=None, print_blob=True)
+settings.register_profile("testbed", settings.get_profile("other"), derandomize=True)
 settings.load_profile("testbed")
 
 
@@ -93,9 +96,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     before = traces()
     yield
-    deadline = time.monotonic() + GRACE
-    while (left := traces() - before) and time.monotonic() < deadline:
-        pass
+    with contextlib.suppress(AssertionError):  # what is left is said below
+        wait_until(lambda: not traces() - before, GRACE)
+    left = traces() - before
     assert not left, "the tests left behind: " + ", ".join(sorted(left))
 
 

@@ -22,7 +22,10 @@ def test_capability():
     pass
 """
 LEAKY = """
-import contextlib, pathlib, pytest, subprocess
+import conftest, contextlib, pathlib, pytest, subprocess
+from tests.support.waiting import wait_until
+
+conftest.GRACE = 0.5
 
 def running():
     for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
@@ -33,9 +36,9 @@ def running():
 def test_leak():
     # A daemon: its parent ends, and it sits in a session of its own.
     subprocess.run(["setsid", "--fork", "sleep", "60.125"], check=True)
-    while b"sleep\\0" b"60.125\\0" not in running():  # a program that is about to begin has no environment to be known by
-        pass
-"""  # noqa: E501
+    # A program that is about to begin has no environment to be known by.
+    wait_until(lambda: b"sleep\\0" b"60.125\\0" in running())
+"""
 
 
 def suite(
@@ -58,7 +61,7 @@ def suite(
         cwd="/",
         env={
             **os.environ,
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
             "TESTBED_REQUIRE": require,
             "HOME": str(directory),
         },

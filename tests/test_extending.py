@@ -113,6 +113,7 @@ def test_a_kind_that_does_not_exist(elsewhere: Command) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_scenario(elsewhere: Command, tmp_path: Path) -> None:
     """Its transport by both names, on its topology, with its data; and the report of that."""
     (tmp_path / "elsewhere.toml").write_text(SCENARIO)
@@ -139,6 +140,7 @@ def test_a_bench(elsewhere: Command) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_the_pytest_plugin(elsewhere: Command, tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

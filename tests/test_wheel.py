@@ -115,6 +115,7 @@ def test_the_package_is_the_installed_one(installed: Command) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_doctor(installed: Command) -> None:
     done = installed("testbed", "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -130,6 +131,7 @@ def test_doctor(installed: Command) -> None:
     ],
     ids=",".join,
 )
+@pytest.mark.deep
 def test_a_bench(installed: Command, backends: tuple[str, ...]) -> None:
     done = installed(
         "testbed",
@@ -151,6 +153,7 @@ def test_a_bench(installed: Command, backends: tuple[str, ...]) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_the_pytest_plugin(installed: Command, tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TEST)
     done = installed(

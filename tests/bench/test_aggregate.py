@@ -108,6 +108,7 @@ def test_golden():
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_sockets_end_to_end(tmp_path):
     result, figure = tmp_path / "out.json", tmp_path / "out.png"
     done = bench(

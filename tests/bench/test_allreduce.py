@@ -86,6 +86,7 @@ def test_system_calls_are_counted_exactly():
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_sockets_end_to_end(tmp_path):
     path = tmp_path / "out.json"
     done = bench(
@@ -130,6 +131,7 @@ def test_sockets_end_to_end(tmp_path):
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_sockets_are_measured_with_small_packets_too(tmp_path):
     """Over links that carry larger ones; without TSO, frames show it."""
     path = tmp_path / "out.json"

@@ -12,6 +12,7 @@ from scapy.layers.inet import ICMP
 from scapy.utils import PcapNgReader
 
 from testbed.datapath import set_datapath
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
 PINGS = 5
@@ -69,9 +70,7 @@ def test_after_a_kill_the_programs_are_put_back(fabric, tmp_path):
         assert attached(fabric, "s1", "s1-eth1") != before
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=60)
-    deadline = time.monotonic() + 60
-    while attached(fabric, "s1", "s1-eth1") != before:
-        assert time.monotonic() < deadline
+    wait_until(lambda: attached(fabric, "s1", "s1-eth1") == before)
     ping(fabric, 1)
 
 
@@ -83,9 +82,6 @@ def test_a_run_may_change_its_datapath(fabric, tmp_path):
             set_datapath(fabric, datapath)
             ping(fabric)
         assert (attached(fabric, "s1", "s1-eth1") is not None) == (fabric.datapath == "xdp")
-        deadline = time.monotonic() + 60
-        while process.poll() is None:
-            assert time.monotonic() < deadline
-            ping(fabric)
+        wait_until(lambda: ping(fabric) or process.poll() is not None)
         assert json.loads(process.stdout.read())["frames"] == 200
     assert attached(fabric, "s1", "s1-eth1") is None

@@ -126,6 +126,7 @@ def previous(tmp_path: Path) -> Path:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_run_replaces_a_previous_one(scenario: Path, previous: Path) -> None:
     done = subprocess.run(
         command(scenario, previous, "--overwrite", epochs=1),
@@ -143,6 +144,7 @@ def test_a_run_replaces_a_previous_one(scenario: Path, previous: Path) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_folder_is_one_runs_and_a_previous_run_stays(scenario: Path, previous: Path) -> None:
     """A second run is refused while the first one replaces a third, and is then interrupted."""
     line = command(scenario, previous, "--overwrite")
@@ -168,6 +170,7 @@ def test_a_folder_is_one_runs_and_a_previous_run_stays(scenario: Path, previous:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_clean_names_what_a_killed_run_was_writing(scenario: Path, previous: Path) -> None:
     line = command(scenario, previous, "--overwrite")
     assert interrupt(line, signal.SIGKILL, "tcp-ring: epoch 1 ")[0] == -signal.SIGKILL
@@ -202,6 +205,7 @@ print(process.returncode, sorted(path.name for path in Path(disk, "run").iterdir
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_disk_that_fills_up_during_a_run_is_an_error(scenario: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -39,13 +39,13 @@ from tests.support.collectives.ring_calls import (
     reduce_values_in,
     set_seq_in,
 )
-from tests.support.fabric.helpers import wait_until
 from tests.support.fabric.tap import received, replay, tapped
 from tests.support.kept import kept
 from tests.support.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
 from tests.support.kernel.pair import Pair
 from tests.support.protocol.network import Network, collectives
 from tests.support.tiers import broad
+from tests.support.waiting import wait_until
 
 net = pytest.mark.net
 kernel_test = pytest.mark.kernel

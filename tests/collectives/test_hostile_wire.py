@@ -34,6 +34,7 @@ from testbed.protocol.wire import (
 from testbed.worker import Workers
 from tests.support.collectives.ring_calls import all_reduce, check, counters_in, open_in
 from tests.support.kept import kept
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -134,7 +135,7 @@ def tensors_in(context) -> list[tuple[int, int, int]]:
     ]
 
 
-@pytest.fixture(params=["xdp", "bridge"])
+@pytest.fixture(params=broad(["xdp", "bridge"]))
 def wires(request) -> Iterator[tuple]:
     """A group on three of four hosts, and raw sockets on the fourth and on one of the three."""
     plan = plan_fabric(hosts=4, switch=request.param)

@@ -91,6 +91,7 @@ def test_sums_equal_numpys(ranks):
                     assert 0 < sent.packets < sent.wire_bytes / 54
 
 
+@pytest.mark.deep
 def test_groups_over_subsets_take_turns():
     plan = plan_fabric(hosts=4, switch="bridge")
     groups = {1: [0, 1, 2, 3], 2: [3, 1], 3: [0, 2]}

@@ -19,6 +19,7 @@ from tests.support.collectives.ring_calls import (
     reduce_values_in,
     set_seq_in,
 )
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -46,7 +47,7 @@ def reduce_by_host(workers, values, group_id):
     return workers.call_all(reduce_values_in, arguments, errors="return", timeout=60)
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("lanes", broad(LANES))
 def test_sums_are_exact(ring3, lanes):
     group_id = list(LANES).index(lanes)
     hosts, workers, names = open_segmented(ring3, group_id, lanes=lanes)
@@ -60,7 +61,7 @@ def test_sums_are_exact(ring3, lanes):
     assert all(after[name]["seq"] - before[name]["seq"] >= least for name in names)
 
 
-@pytest.mark.parametrize(("group_id", "seq"), [(2, NEWEST - 5), (6, (1 << 30) - 6)])
+@pytest.mark.parametrize(("group_id", "seq"), broad([(2, NEWEST - 5), (6, (1 << 30) - 6)]))
 def test_sequence_numbers_wrap_between_segments(ring3, group_id, seq):
     """All numbers wrap, or a quarter of them is over and old state has to be reset."""
     hosts, workers, names = open_segmented(ring3, group_id, lanes="int32")

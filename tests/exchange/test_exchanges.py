@@ -3,22 +3,19 @@
 import itertools
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from testbed.core.errors import CollectiveError, TestbedError, WorkerDied
-from testbed.datapath import set_datapath
+from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import Aggregation
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
 from tests.support.exchange import calls
-from tests.support.exchange.hosts import NAMES, WITHIN, Hosts
+from tests.support.exchange.hosts import NAMES, WITHIN, Hosts, every
 from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
@@ -28,15 +25,8 @@ DIMS = (1, 3, 64, 512)
 
 
 @pytest.fixture
-def hosts(name: str, fabric: Fabric, workers: Workers) -> Iterator[Hosts]:
-    before = fabric.datapath
-    yield Hosts(fabric, workers, name)
-    if fabric.datapath != before:
-        with suppress(TestbedError):  # if a worker has died; such a fabric is not reused
-            set_datapath(fabric, before)
-
-
-every = pytest.mark.parametrize("name", NAMES)
+def hosts(name: str, fabric: Fabric, workers: Workers) -> Hosts:
+    return Hosts(fabric, workers, name)
 
 
 @pytest.mark.parametrize("ranks", broad([3, 1, 2, 4, 5]))
@@ -55,7 +45,7 @@ def test_aggregates_equal_the_references(ranks: int) -> None:
                     hosts.check(graph, kind, x, [of_rank[turn] for of_rank in results])
 
 
-@every
+@every()
 @pytest.mark.fabric(hosts=4)
 def test_ranks_may_have_no_vertices_or_no_neighbours(name: str, hosts: Hosts) -> None:
     for empty, aloof in (
@@ -74,7 +64,7 @@ def test_ranks_may_have_no_vertices_or_no_neighbours(name: str, hosts: Hosts) ->
             )
 
 
-@every
+@every()
 @pytest.mark.fabric(hosts=4)
 @pytest.mark.deep
 def test_several_exchanges_can_be_open_at_once(name: str, hosts: Hosts) -> None:
@@ -91,7 +81,7 @@ def test_several_exchanges_can_be_open_at_once(name: str, hosts: Hosts) -> None:
             )
 
 
-@every
+@every()
 @pytest.mark.fabric(hosts=4)
 @pytest.mark.deep
 def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
@@ -107,7 +97,7 @@ def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
         assert 0 < sent.packets < sent.wire_bytes / 54
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "pinch"])
+@every([name for name in NAMES if name != "pinch"])
 @pytest.mark.fabric(hosts=4)
 def test_partial_sums_travel_instead_of_rows(name: str, hosts: Hosts) -> None:
     """`pinch` has a test of its own, bit for bit."""
@@ -120,7 +110,7 @@ def test_partial_sums_travel_instead_of_rows(name: str, hosts: Hosts) -> None:
             )
 
 
-@every
+@every()
 @pytest.mark.fabric(hosts=3)
 @pytest.mark.parametrize("value", broad([np.nan, np.inf, -np.inf]))
 def test_values_that_are_not_finite(name: str, hosts: Hosts, value: float) -> None:
@@ -132,7 +122,7 @@ def test_values_that_are_not_finite(name: str, hosts: Hosts, value: float) -> No
         assert str(of_rank[0]) == "exchange: rank 1 (h2) has embeddings that are not finite"
 
 
-@every
+@every()
 @pytest.mark.fabric(hosts=3)
 @pytest.mark.deep
 def test_a_stopped_rank_is_an_error_in_bounded_time(name: str, hosts: Hosts) -> None:
@@ -156,7 +146,7 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(name: str, hosts: Hosts) -> 
                 assert "rank 1 (h2)" in str(error)
 
 
-@every
+@every()
 @pytest.mark.fabric(hosts=3)
 def test_a_killed_rank_ends_the_others(name: str, hosts: Hosts) -> None:
     graph = draw_partitioned(0, 300, 3000, 3)

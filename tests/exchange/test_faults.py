@@ -5,14 +5,13 @@ have fired.
 import pytest
 
 from testbed.core.errors import CollectiveError
-from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.testing import assert_faults_fired
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.testing.plugin import MakeFaults
 from testbed.worker import Workers
 from tests.support.exchange import calls
-from tests.support.exchange.hosts import NAMES, Hosts
+from tests.support.exchange.hosts import Hosts, every
 from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4)]
@@ -33,15 +32,12 @@ FAULTS = [
     ["pause host=h3 at=20ms for=500ms"],
 ]
 
-every = pytest.mark.parametrize("name", NAMES)
 
-
-@every
+@every()
 @pytest.mark.parametrize("words", broad(FAULTS), ids=" ".join)
 def test_aggregates_are_those_of_the_reference(
     name: str, words: list[str], fabric: Fabric, workers: Workers, faults: MakeFaults
 ) -> None:
-    before = fabric.datapath
     hosts = Hosts(fabric, workers, name)
     graph = draw_partitioned(0, 1000, 9000, 4)
     number = hosts.open(graph, 64, "weighted", timeout=30.0)
@@ -58,10 +54,9 @@ def test_aggregates_are_those_of_the_reference(
             turn += 1
     for fault in words:
         assert_faults_fired(injected, fault.split()[0])
-    set_datapath(fabric, before)
 
 
-@every
+@every()
 def test_a_killed_rank_is_named_by_all_others(
     name: str, fabric: Fabric, workers: Workers, faults: MakeFaults
 ) -> None:

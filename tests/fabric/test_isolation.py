@@ -19,8 +19,8 @@ from testbed.protocol.ring.memory import COUNTERS, WrKind
 from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, frame_seal
 from testbed.worker import Workers
 from tests.support.collectives.ring_calls import all_reduce, check, counters_in, open_in
-from tests.support.fabric.helpers import wait_until
 from tests.support.kept import kept
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
 

@@ -20,8 +20,9 @@ from testbed.host.cgroup import find_hierarchy
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.support.fabric import helpers
-from tests.support.fabric.helpers import namespaces, traces, wait_until
+from tests.support.fabric.helpers import namespaces, traces
 from tests.support.tiers import broad
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
 SCRIPTS = Path(helpers.__file__).parent

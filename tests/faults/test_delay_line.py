@@ -33,6 +33,7 @@ from testbed.plan import Datapath, plan_fabric
 from testbed.probes.netns import Namespace
 from testbed.worker import Workers
 from tests.support.rules import parse_rule
+from tests.support.waiting import wait_until
 
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 MS = 1_000_000  # ns
@@ -152,10 +153,8 @@ def opened(**options: object) -> Iterator[tuple[DelayLine, Ends]]:
 
 def counted(line: DelayLine, received: int) -> DelayCounters:
     """The counters, as soon as so many frames have been received."""
-    deadline = time.monotonic() + 10
-    while (counters := line.counters()).received < received:
-        assert time.monotonic() < deadline, counters
-    return counters
+    wait_until(lambda: line.counters().received >= received)
+    return line.counters()
 
 
 @pytest.mark.net

@@ -29,9 +29,9 @@ from testbed.host.cgroup import CpuGroup, find_hierarchy, remove_groups
 from testbed.plan import plan_fabric
 from testbed.soak.holdings import Holdings
 from testbed.worker import Workers
-from tests.support.fabric.helpers import wait_until
 from tests.support.faults import event_calls
 from tests.support.tiers import broad
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
 

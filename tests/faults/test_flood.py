@@ -31,12 +31,12 @@ from testbed.faults.timeline import Timeline
 from testbed.plan import Datapath, plan_fabric
 from testbed.testing.leftovers import traces
 from testbed.worker import Workers
-from tests.support.fabric.helpers import wait_until
 from tests.support.faults import flood_calls as calls
 from tests.support.faults.ring_calls import open_ring, reduce_ring
 from tests.support.kept import kept
 from tests.support.rules import parse_rule
 from tests.support.tiers import broad
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
 

@@ -222,6 +222,7 @@ def test_the_engine_takes_no_rule_of_netems() -> None:
 
 @pytest.mark.net
 @pytest.mark.usefixtures("cache")
+@pytest.mark.deep
 def test_a_run_with_netem_or_the_kernels_words(tmp_path: Path) -> None:
     given, out = (
         scenario("drop p=0.05 link=*->h2 backend=netem", "drop p=0.05 link=h2->h1"),

@@ -31,6 +31,7 @@ from tests.support.kernel.pinch import (
     received,
     said,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -543,9 +544,7 @@ def test_opening_an_exchange_waits_for_programs_that_send(loaded) -> None:
     port.maps.control.sending = 1
     opening = threading.Thread(target=port.process.open, args=(SEQ + 1,))
     opening.start()
-    deadline = time.monotonic() + 10
-    while port.maps.control.progress >> 32 != SEQ + 1:
-        assert time.monotonic() < deadline
+    wait_until(lambda: port.maps.control.progress >> 32 == SEQ + 1)
     port.maps.flows["next"] = 7  # the last thing that opening does
     assert opening.is_alive()
     port.maps.control.sending = 0

@@ -86,52 +86,59 @@ def network_of_references(
 
 
 SCENES = {
-    "ranks": st.integers(2, 4),
     "totals": st.lists(st.integers(1, CHUNKS), min_size=1, max_size=3),
     "window": st.integers(1, 3),
     "nack_holdoff_us": st.sampled_from((0, LONG_AGO)),
     "seq": st.sampled_from((0, NEWEST - 1, NEWEST)),
-    "upstream": st.booleans(),
-    "reorder_threshold": st.sampled_from((0, 1)),
+    "script": SCRIPTS,
 }
+#: The programs of each rank are loaded for each way of recovery and each threshold, for a second.
+FEW = SCENES | {"ranks": st.integers(2, 3), "way": st.sampled_from(((False, 0), (True, 1)))}
+ALL = SCENES | {"ranks": st.integers(2, 4), "way": st.tuples(st.booleans(), st.integers(0, 1))}
 
 
-SIMPLE = {"window": 1, "nack_holdoff_us": 0, "seq": 0, "upstream": False, "reorder_threshold": 0}
-PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1), ("deliver", 0)]
-
-
-@example(ranks=2, totals=[1], script=PROBED_BEFORE_IT_ENTERS, **SIMPLE)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(**SCENES, script=SCRIPTS)
-def test_every_step_equals_the_reference_models(
-    stock, ranks, totals, script, nack_holdoff_us, seq, **scene
-) -> None:
+def compare(stock, chunk_bytes, ranks, totals, script, way, seq, nack_holdoff_us, window) -> None:
     """Loss, duplication, reordering and damage as drawn; then the exact sum, unless the holdoff
     suppresses nacks forever.
     """
-    todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
-    with network_of_references(
-        stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene
-    ) as network:
+    todo = collectives(ranks, totals, after=seq, words=chunk_bytes // 8, seed=len(script))
+    terms = {"seq": seq, "nack_holdoff_us": nack_holdoff_us, "window": window}
+    terms |= {"upstream": way[0], "reorder_threshold": way[1], "chunk_bytes": chunk_bytes}
+    with network_of_references(stock, ranks, todo, **terms) as network:
         for action, index in script:
             act(network, action, index)
         if not nack_holdoff_us:
             network.run()
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(**SCENES, script=SCRIPTS)
-def test_so_is_every_step_with_jumbo_frames(
-    stock, ranks, totals, script, nack_holdoff_us, seq, **scene
-) -> None:
-    """The same with payloads that need fragments, in which nothing is copied and nothing grows."""
-    todo = collectives(ranks, totals, after=seq, words=JUMBO_BYTES // 8, seed=len(script))
-    scene |= {"nack_holdoff_us": nack_holdoff_us, "seq": seq, "chunk_bytes": JUMBO_BYTES}
-    with network_of_references(stock, ranks, todo, **scene) as network:
-        for action, index in script:
-            act(network, action, index)
-        if not nack_holdoff_us:
-            network.run()
+def examples(number: int) -> settings:
+    return settings(max_examples=number, suppress_health_check=[HealthCheck.too_slow])
+
+
+PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1), ("deliver", 0)]
+SIMPLE = {"ranks": 2, "totals": [1], "window": 1, "nack_holdoff_us": 0, "seq": 0}
+
+
+@example(script=PROBED_BEFORE_IT_ENTERS, way=(False, 0), **SIMPLE)
+@examples(40)
+@given(**FEW)
+def test_every_step_equals_the_reference_models(stock, **scene) -> None:
+    compare(stock, CHUNK_BYTES, **scene)
+
+
+@examples(15)
+@given(**FEW)
+def test_so_is_every_step_with_jumbo_frames(stock, **scene) -> None:
+    """Payloads need fragments, in which nothing is copied and nothing grows."""
+    compare(stock, JUMBO_BYTES, **scene)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, JUMBO_BYTES])
+@examples(150)
+@given(**ALL)
+def test_so_is_every_step_of_more_ranks_in_all_ways(stock, chunk_bytes, **scene) -> None:
+    compare(stock, chunk_bytes, **scene)
 
 
 FIELDS = {

@@ -215,6 +215,7 @@ def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
 @pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
 @pytest.mark.parametrize("lanes", broad(FACTORS["lanes"]))
 @pytest.mark.fabric(hosts=14, datapath="xdp")
+@pytest.mark.deep
 def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, recovery):
     """The more ranks there are, the more hops a phase has that may fail: it must continue where it
     was lost, or it would never end.

@@ -37,6 +37,7 @@ def values(run: Run, metric: str, backend: str) -> list[float]:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_backends_train_the_same_model(tmp_path: Path) -> None:
     scenario = tiny(collective={"backends": ["xdp-ring", "tcp-ring"]})
     out = run_scenario(
@@ -76,6 +77,7 @@ def test_backends_train_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_failed_run_says_so_in_its_manifest(tmp_path: Path) -> None:
     scenario = tiny(
         training={"optimizer": "sgd", "learning_rate": 100.0, "epochs": 50},

@@ -90,12 +90,14 @@ def test_faults_hit_all_backends_and_change_no_model(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.deep
 def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
     out = run_scenario(faulty(training={"epochs": 1}), tmp_path / "run", quiet=True)
     assert not (out / "faults.parquet").exists()
     assert load_run(out).metric("faults_fired").empty
 
 
+@pytest.mark.deep
 def test_the_death_of_a_host_ends_the_run_with_an_error_that_names_it_and_a_log(
     tmp_path: Path,
 ) -> None:
@@ -117,6 +119,7 @@ def test_the_death_of_a_host_ends_the_run_with_an_error_that_names_it_and_a_log(
 
 
 @pytest.mark.parametrize("place", ["attach", "timeline"])
+@pytest.mark.deep
 def test_an_interrupt_while_faults_come_into_force_ends_the_run_cleanly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -151,6 +154,7 @@ def test_an_interrupt_while_faults_come_into_force_ends_the_run_cleanly(
 
 
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
+@pytest.mark.deep
 def test_floods_are_counted_logged_and_reported_and_change_no_result(
     tmp_path: Path, switch: str
 ) -> None:
@@ -170,6 +174,7 @@ def test_floods_are_counted_logged_and_reported_and_change_no_result(
     assert f"<td>{faults[0]}</td>" in report.read_text()
 
 
+@pytest.mark.deep
 def test_limits_and_partitions_are_counted(tmp_path: Path) -> None:
     limit = "limit host=h1 rate=50mbit queue=2KiB direction=up"
     faults = (limit, "partition sets=h1|h2 for=200ms", "link-down host=h3 for=5ms")

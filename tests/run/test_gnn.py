@@ -99,6 +99,7 @@ def test_every_exchange_trains_like_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_faults_hit_every_turn(tmp_path: Path) -> None:
     table = tiny(exchange={"backends": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(
         mode="json"
@@ -117,6 +118,7 @@ def test_faults_hit_every_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> None:
     """Without dropout, features do not change, nor do the gradients of vertices far from the
     training set.

@@ -72,6 +72,7 @@ def test_a_watched_run(tmp_path):
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_without_headers_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path))
     run_scenario(scenario(["tcp-ring"]), tmp_path / "run", quiet=True)

@@ -21,6 +21,7 @@ from testbed.sim.hardware import Hardware, HostCosts, LinkModel
 from testbed.sim.ring import SimulatedRing
 from testbed.testing.group import Group
 from testbed.worker import Workers
+from tests.support.tiers import broad
 
 SIZE, SEED = 30_000, 5
 RULES = rules_of(
@@ -79,8 +80,8 @@ def options_of(recovery: str) -> CollectiveOptions:
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("recovery", ["upstream", "origin"])
-@pytest.mark.parametrize(("topology", "ranks"), [("star", 2), ("star", 4), ("fat-tree", 6)])
+@pytest.mark.parametrize("recovery", broad(["upstream", "origin"]))
+@pytest.mark.parametrize(("topology", "ranks"), broad([("star", 4), ("star", 2), ("fat-tree", 6)]))
 def test_both_engines_lose_and_repeat_the_same_frames(
     topology: str, ranks: int, recovery: str
 ) -> None:

@@ -26,7 +26,7 @@ from testbed.soak.harness import DEADLINE, Harness, Phase
 from testbed.soak.report import Coverage
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
 from testbed.soak.soak import leftovers
-from tests.support.fabric.helpers import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
 
@@ -162,6 +162,7 @@ def test_workers_start_with_the_backend_imported(play, monkeypatch, backend):
     assert born == [{True}] * 3
 
 
+@pytest.mark.deep
 def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
     work = Phase.work
 
@@ -177,6 +178,7 @@ def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
     )
 
 
+@pytest.mark.deep
 def test_a_host_whose_work_is_over_before_it_is_to_die_closes(play):
     """Both scenarios use one fabric: resources that the host still holds after the first would be a
     finding of the second.
@@ -215,6 +217,7 @@ def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
     assert not leftovers(harness.fabric.run_id)
 
 
+@pytest.mark.deep
 def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
     hopeless = replace(SCENARIO, faults=("drop p=1 kind=result attempt=0..65535",), timeout=3.0)
     with pytest.raises(TestbedError) as caught:
@@ -243,6 +246,7 @@ def leak_in(context):
     )
 
 
+@pytest.mark.deep
 def test_resources_that_a_worker_keeps_are_a_finding(play, monkeypatch):
     close = Phase.close
 
@@ -256,6 +260,7 @@ def test_resources_that_a_worker_keeps_are_a_finding(play, monkeypatch):
         play(SCENARIO, SCENARIO)
 
 
+@pytest.mark.deep
 def test_resources_that_the_controller_keeps_are_a_finding(play, monkeypatch):
     exit_, held = Harness.__exit__, []
 

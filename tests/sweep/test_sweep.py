@@ -268,6 +268,7 @@ def test_our_own_sweeps_are_valid(place: Path) -> None:
 
 @pytest.mark.net
 @pytest.mark.usefixtures("cache")
+@pytest.mark.deep
 def test_a_sweep_of_a_scenario(tmp_path: Path) -> None:
     place = tmp_path / "s.toml"
     place.write_text(

@@ -3,11 +3,12 @@
 import pytest
 
 from tests.support.testing.helpers import examples, run_pytest
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
 
-@pytest.mark.parametrize("name", examples())
+@pytest.mark.parametrize("name", broad(examples()))
 def test_example(name, tmp_path):
     done = run_pytest(tmp_path, examples()[name])
     assert done.returncode == 0, done.stdout + done.stderr

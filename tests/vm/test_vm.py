@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from testbed.vm import SERIES, VmDied, VmTimeout, find_image, run_in_vm
+from tests.support.waiting import wait_until
 
 NEWEST = SERIES[0]
 TESTBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
@@ -81,22 +81,19 @@ def test_the_machine_ends_with_its_testbed(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as testbed:
         qemu = await_child(testbed.pid)
         os.kill(testbed.pid, signal.SIGKILL)
-    end = time.monotonic() + 30
-    while qemu.exists() and "zombie" not in (qemu / "status").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not qemu.exists() or "zombie" in (qemu / "status").read_text())
 
 
 def await_child(pid: int) -> Path:
     """Wait until a process has started QEMU: its folder in /proc."""
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for child in children:
-            if (Path("/proc") / child / "comm").read_text().startswith("qemu"):
-                return Path("/proc") / child
-        time.sleep(0.01)
-    raise AssertionError("QEMU did not start")
+
+    def children() -> list[Path]:
+        numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        found = [Path("/proc") / number for number in numbers]
+        return [child for child in found if (child / "comm").read_text().startswith("qemu")]
+
+    wait_until(children, DEADLINE)
+    return children()[0]
 
 
 @with_vm

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
 from testbed.host.processes import start_time
+from tests.support.waiting import wait_until
 
 CHILD = """
 import signal
@@ -34,9 +34,7 @@ def test_a_worker_dies_with_its_parent() -> None:
         timeout=30,
         check=True,
     )
-    deadline = time.monotonic() + 10
-    while start_time(int(answer.stdout)) is not None:
-        assert time.monotonic() < deadline
+    wait_until(lambda: start_time(int(answer.stdout)) is None)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--connect", "/nowhere"], ["--name", "h1"]])

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from testbed.comm.rendezvous import BASE_PORT
+from tests.support.waiting import wait_until
 
 __all__ = ["FOREIGN", "address_of", "connect_clients", "is_closed"]
 
@@ -60,8 +61,8 @@ def connect_clients(
         clients = []
         for number, behave in enumerate(behaviours):
             sock = stack.enter_context(socket.socket())
-            while sock.connect_ex(address):
-                assert alive()
+            wait_until(lambda sock=sock: not sock.connect_ex(address) or not alive())
+            assert alive()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(
                 ConnectionError

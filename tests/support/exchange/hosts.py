@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec, make_groups
@@ -22,9 +23,22 @@ from testbed.testing.graphs import Partitioned
 from testbed.worker import Workers
 from tests.support.exchange import calls
 
-__all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts"]
+__all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts", "every"]
 
 NAMES = ["pinch", "tcp-push", "tcp-pull", "gloo"]
+
+
+def every(names: Sequence[str] = NAMES) -> pytest.MarkDecorator:
+    """Run a test with each of some exchanges, on the datapath that it needs."""
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.fabric(datapath=EXCHANGES[name].needs))
+            for name in names
+        ],
+    )
+
+
 WITHIN = 60.0  # seconds for a call
 
 Bounds = list[np.ndarray]

@@ -2,18 +2,9 @@
 
 import os
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from testbed.fabric.state import ROOT
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Return as soon as ``condition`` holds; fail if it does not hold in time."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s"
 
 
 def namespaces(but: str | None = None) -> dict[int, str]:

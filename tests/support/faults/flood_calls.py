@@ -54,9 +54,7 @@ def send_until(context: WorkerContext, receiver: str, enough: str, pause: float)
         if os.path.exists(enough):
             break
         send(context, [receiver], range(number, number + 1))
-        ready = time.monotonic() + pause
-        while time.monotonic() < ready:
-            pass
+        time.sleep(pause)
     return number
 
 

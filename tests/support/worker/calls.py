@@ -6,7 +6,6 @@ import stat
 import struct
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from testbed.core.errors import CollectiveError
 from testbed.core.logs import logger_of
 from testbed.worker import WorkerContext
 from tests.support.kept import kept
+from tests.support.waiting import wait_until
 
 
 def describe(context: WorkerContext, extra: int = 0) -> tuple[Any, ...]:
@@ -84,18 +84,12 @@ def die_half_way(context: WorkerContext) -> None:
 def meet(context: WorkerContext, directory: Path, names: list[str]) -> None:
     """Return when the workers of all ``names`` have arrived."""
     (directory / context.name).touch()
-    deadline = time.monotonic() + 20
-    while not all((directory / name).exists() for name in names):
-        if time.monotonic() > deadline:
-            raise TimeoutError
+    wait_until(lambda: all((directory / name).exists() for name in names))
 
 
 def wait_for(context: WorkerContext, path: Path) -> bytes:
     """Return more than fits into a socket's buffer, as soon as a file exists."""
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError
+    wait_until(path.exists)
     return bytes(4 << 20)
 
 
