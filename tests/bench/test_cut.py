@@ -49,6 +49,7 @@ def test_text():
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_a_small_graph_end_to_end(tmp_path):
     result = tmp_path / "out.json"
     done = run_testbed(

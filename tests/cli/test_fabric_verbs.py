@@ -91,6 +91,7 @@ def test_status_lists_the_run(run_id: str) -> None:
     assert line.split()[1:7] == ["up", "ring", "3", "xdp", "1500", "on"]
 
 
+@pytest.mark.deep
 def test_nothing_is_truncated_in_a_narrow_terminal() -> None:
     name = f"{new_run_id()}-{'long' * 5}"
     assert call("up", "--hosts", "1", "--run-id", name, "--topology", "leaf-spine").returncode == 0
@@ -234,6 +235,7 @@ def test_down_ends_what_runs_inside(run_id: str) -> None:
         assert inside.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.deep
 def test_a_dead_run_is_shown_and_cleaned() -> None:
     name = new_run_id()
     controller = json.loads(call("up", "--hosts", "1", "--run-id", name, "--json").stdout)[

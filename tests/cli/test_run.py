@@ -14,6 +14,7 @@ from testbed.cli.run import default_folder
 from testbed.core.errors import SpecError
 from testbed.results import RunFolder
 from testbed.scenario import parse_scenario
+from tests.support.tiers import broad
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -97,10 +98,12 @@ def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, st
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("number", "line", "said"),
-    [
-        (signal.SIGTERM, "tcp-ring: epoch 2", "results so far are in {out}"),
-        (signal.SIGINT, "s: reading", "nothing was measured yet"),
-    ],
+    broad(
+        [
+            (signal.SIGINT, "s: reading", "nothing was measured yet"),
+            (signal.SIGTERM, "tcp-ring: epoch 2", "results so far are in {out}"),
+        ]
+    ),
 )
 def test_a_signal_says_where_results_are(
     scenario: Path,

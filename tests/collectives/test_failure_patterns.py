@@ -343,6 +343,7 @@ def test_33_ranks_are_refused() -> None:
 
 @net
 @BITS
+@pytest.mark.deep
 def test_rounding_alone_is_no_overflow(four, bits) -> None:
     """Alternately the largest float32 and its negative: one of three is left over, whatever
     rounding adds to it.
@@ -433,6 +434,7 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
 
 @net
 @pytest.mark.parametrize("mtu", broad([1500, 576, 3506]))
+@pytest.mark.deep
 def test_tensors_around_a_multiple_of_the_mtu_are_summed(mtu) -> None:
     """Tensors that end just before, at and just after the end of a frame, with and without the
     status.

@@ -34,7 +34,6 @@ from testbed.protocol.wire import (
 from testbed.worker import Workers
 from tests.support.collectives.ring_calls import all_reduce, check, counters_in, open_in
 from tests.support.kept import kept
-from tests.support.tiers import broad
 
 pytestmark = pytest.mark.net
 
@@ -135,7 +134,7 @@ def tensors_in(context) -> list[tuple[int, int, int]]:
     ]
 
 
-@pytest.fixture(params=broad(["xdp", "bridge"]))
+@pytest.fixture(params=["xdp", "bridge"])
 def wires(request) -> Iterator[tuple]:
     """A group on three of four hosts, and raw sockets on the fourth and on one of the three."""
     plan = plan_fabric(hosts=4, switch=request.param)
@@ -160,6 +159,7 @@ def wires(request) -> Iterator[tuple]:
         yield workers, hosts, specs, sockets
 
 
+@pytest.mark.deep
 def test_collectives_stay_exact_among_mutated_frames(wires) -> None:
     """Ten thousand frames are sent alternately from outside and inside the group, and collectives
     continue until all are sent.

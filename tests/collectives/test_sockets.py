@@ -130,7 +130,7 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(backend):
             os.kill(workers["h2"].pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", broad(BACKENDS))
 def test_a_killed_rank_ends_the_others(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
     with (

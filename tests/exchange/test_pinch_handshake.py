@@ -237,6 +237,7 @@ def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> N
         ), error
 
 
+@pytest.mark.deep
 def test_a_rank_that_waits_indirectly_for_one_that_is_gone_is_told_so(hosts) -> None:
     """Rank 2 closes and is soon gone, because its timeout is short. Rank 0, which shares no frames
     with it, has waited for rank 1 for its whole timeout before rank 1 gives up.
@@ -252,6 +253,7 @@ def test_a_rank_that_waits_indirectly_for_one_that_is_gone_is_told_so(hosts) -> 
     assert "rank 1 (h2): rank 2 (h3) silent for 3 s (exchange " in second
 
 
+@pytest.mark.deep
 def test_a_rank_that_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)

@@ -53,10 +53,12 @@ from tests.support.kernel.packets import (
 from tests.support.kernel.reference import KernelRank
 from tests.support.kernel.runner import Runner
 from tests.support.native.process import NativeProcess
+from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
-FRAMES = int(os.environ.get("TESTBED_HOSTILE_FRAMES", "100_000"))
+FRAMES = int(os.environ.get("TESTBED_HOSTILE_FRAMES", "200_000"))
+FEW_FRAMES = 25_000
 BATCH = 250
 SPARE = 8
 WIDTH = FRAME_BYTES + LENGTH + 64
@@ -337,8 +339,9 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
     return wrong
 
 
+@pytest.mark.parametrize("frames", broad([FEW_FRAMES, FRAMES]))
 @pytest.mark.parametrize("program", ["ring_link", "ring_execute", "ring_doorbell"])
-def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
+def test_mutated_frames_store_nothing_but_sums(both, program, frames) -> None:
     """Mutated frames that are kept as early frames do no harm in their collective either.
 
     A plain sum of words misses errors that cancel out; the chunk's check detects them when its
@@ -349,7 +352,7 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     verdicts: set[int] = set()
     counted = dict.fromkeys(kernel.counters(), 0)
     refused = 0
-    for _ in range((FRAMES if program == "ring_link" else FRAMES // 10) // BATCH):
+    for _ in range((frames if program == "ring_link" else frames // 10) // BATCH):
         prepare(kernel, native)
         verdicts |= run(*mutations.draw(BATCH))
         refused += assert_sound(kernel, SEQ)

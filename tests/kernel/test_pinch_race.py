@@ -11,6 +11,7 @@ from testbed.protocol.pinch.packet import SQ_ENTRIES
 from testbed.testing.graphs import Partitioned, embeddings
 from tests.support.kernel.pair import PATIENCE, Pair
 from tests.support.kernel.pinch import SEQ, Loaded, ack, first_kick, hub, meet
+from tests.support.tiers import broad
 
 pytestmark = [
     pytest.mark.kernel,
@@ -36,7 +37,7 @@ def frames_of_one_vertex(neighbours: int, **options) -> Loaded:
     return Loaded(graph, embeddings(0, graph, 128), lanes="int32", mtu=576, **options)
 
 
-@pytest.mark.parametrize("kind", ["sum", "weighted", "max"])
+@pytest.mark.parametrize("kind", broad(["weighted", "sum", "max"]))
 def test_a_frame_and_its_duplicate_are_added_once(kind) -> None:
     with frames_of_one_vertex(3, kind=kind) as loaded:
         frames = loaded.frames_to(0)

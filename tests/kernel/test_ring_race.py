@@ -10,6 +10,7 @@ from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Kind, checksum
 from tests.support.kernel.packets import LENGTH, RANKS, SEQ, TAG, kick, loaded, packet
 from tests.support.kernel.pair import Pair
+from tests.support.tiers import broad
 
 pytestmark = [
     pytest.mark.kernel,
@@ -31,7 +32,7 @@ def frames(kind: Kind) -> list[bytes]:
     return made
 
 
-@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
+@pytest.mark.parametrize("kind", broad([Kind.REDUCE, Kind.RESULT]))
 def test_a_frame_and_its_duplicate_on_two_cpus_count_once(kind) -> None:
     with loaded(chunks=RANKS * ROUNDS) as (kernel, native):
         total = RANKS * ROUNDS

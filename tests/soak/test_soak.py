@@ -306,6 +306,7 @@ def test_an_interrupt_ends_the_soak_with_the_summary(tmp_path):
     assert said.startswith("scenarios  ")
 
 
+@pytest.mark.deep
 def test_the_command_plays_one_scenario_and_writes_json(tmp_path):
     path = tmp_path / "soak.json"
     number = next(

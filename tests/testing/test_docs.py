@@ -15,6 +15,7 @@ def test_example(name, tmp_path):
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.deep
 def test_a_program_of_ones_own(tmp_path):
     """The whole example of docs/programs.md."""
     files = examples("programs.md")

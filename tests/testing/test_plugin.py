@@ -175,6 +175,7 @@ def test_the_fabric_of_a_failure_is_kept(tmp_path):
         subprocess.run([TESTBED, "down", run], capture_output=True, check=True)
 
 
+@pytest.mark.deep
 def test_without_a_failure_nothing_is_kept(tmp_path):
     done = run_pytest(tmp_path, WRONG.replace("+= 1", "+= 0"), "--keep")
     assert done.returncode == 0, done.stdout

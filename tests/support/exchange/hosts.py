@@ -22,6 +22,7 @@ from testbed.fabric import Fabric
 from testbed.testing.graphs import Partitioned
 from testbed.worker import Workers
 from tests.support.exchange import calls
+from tests.support.tiers import broad
 
 __all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts", "every"]
 
@@ -29,14 +30,14 @@ NAMES = ["pinch", "tcp-push", "tcp-pull", "gloo"]
 
 
 def every(names: Sequence[str] = NAMES) -> pytest.MarkDecorator:
-    """Run a test with each of some exchanges, on the datapath that it needs."""
-    return pytest.mark.parametrize(
-        "name",
-        [
-            pytest.param(name, marks=pytest.mark.fabric(datapath=EXCHANGES[name].needs))
-            for name in names
-        ],
+    """Run a test with each of some exchanges, on the datapath that it needs: with the first two, or
+    with all in `make test-all`.
+    """
+    parameters = (
+        pytest.param(name, marks=pytest.mark.fabric(datapath=EXCHANGES[name].needs))
+        for name in names
     )
+    return pytest.mark.parametrize("name", broad(parameters, 2))
 
 
 WITHIN = 60.0  # seconds for a call
