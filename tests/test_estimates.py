@@ -19,7 +19,7 @@ from testbed.gnn.planetoid import planetoid_graph
 from testbed.gnn.synthetic import SyntheticSpec, crowding, rmat_edges, synthetic_graph
 from testbed.host import estimates
 from testbed.scenario import Scenario, load_scenario, parse_scenario
-from tests.support.command import run_testbed
+from tests.support.command import call_testbed
 from tests.support.gnn.planetoid_files import write
 
 GIB = 1 << 30
@@ -141,7 +141,7 @@ def test_sparse_features_of_any_width_are_not_made_dense(tmp_path: Path) -> None
     ],
 )
 def test_benches_are_refused(arguments: list[str], text: str) -> None:
-    done = run_testbed("bench", *arguments)
+    done = call_testbed("bench", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: -")
     assert text in done.stderr

@@ -80,6 +80,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return run
 
 
+@pytest.mark.deep
 def test_its_names_are_listed_with_their_origin(elsewhere: Command) -> None:
     done = elsewhere(*PROGRAM, "list", "--json")
     assert done.returncode == 0, done.stderr

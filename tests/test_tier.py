@@ -82,6 +82,7 @@ def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     assert tier(tmp_path).stdout == ""
 
 
+@pytest.mark.deep
 def test_four_flaky_tests_of_one_tier_fail_the_run_at_once(tmp_path: Path) -> None:
     done = run_suite(tmp_path, SUITE.format(failures=[1], tests=4))
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
@@ -89,6 +90,7 @@ def test_four_flaky_tests_of_one_tier_fail_the_run_at_once(tmp_path: Path) -> No
     assert {path.read_text() for path in tmp_path.glob("runs-*")} == {"x"}
 
 
+@pytest.mark.deep
 def test_four_flaky_tests_of_several_tiers_fail_the_run_at_its_end(tmp_path: Path) -> None:
     for name in ("kernel", "net"):
         (tmp_path / name).mkdir()
@@ -112,11 +114,13 @@ def test_a_worker_that_dies_fails_the_run(tmp_path: Path) -> None:
     assert "no test is run once more: a worker died" in done.stdout
 
 
+@pytest.mark.deep
 def test_a_file_that_cannot_be_read_fails_the_run(tmp_path: Path) -> None:
     done = run_suite(tmp_path, "import nothing_of_this_name")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "no test is run once more: a file cannot be read" in done.stdout
 
 
+@pytest.mark.deep
 def test_a_tier_without_tests_fails_the_run(tmp_path: Path) -> None:
     assert run_suite(tmp_path, "").returncode == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from analysis.loading import load
+from tests.support.tiers import broad
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
@@ -15,7 +16,7 @@ EXAMPLES = ROOT / "analysis" / "examples"
 NAMES = ("ring", "gnn", "faults")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", broad(NAMES))
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own libraries
 def test_a_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NOTEBOOK_RUNS", str(EXAMPLES / name))

@@ -20,6 +20,7 @@ from analysis.figures import FIGURES
 from analysis.report import ROOT, main, make_report
 from testbed.core.errors import SpecError
 from testbed.results import Table
+from tests.support.tiers import broad
 
 RunMaker = Callable[..., Path]
 
@@ -105,6 +106,7 @@ def test_report_gives_the_offloads_of_the_run(
     assert html.count("offloads on") == (2 if header.startswith("offloads on") else 0)
 
 
+@pytest.mark.deep
 def test_report_names_the_command_that_makes_it_again(
     make_run: RunMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +150,7 @@ def test_a_file_that_is_no_bench_is_refused(content: str, tmp_path: Path) -> Non
         read_bench(tmp_path / "b.json")
 
 
-@pytest.mark.parametrize(("faults", "shown"), [((), True), (("drop p=0.5",), False)])
+@pytest.mark.parametrize(("faults", "shown"), broad([((), True), (("drop p=0.5",), False)]))
 def test_report_says_what_to_try_next(
     make_run: RunMaker, faults: tuple[str, ...], shown: bool
 ) -> None:
@@ -178,6 +180,7 @@ def test_figures_have_their_csv(make_run: RunMaker) -> None:
     assert split.loc["tcp-ring", "communicate"] == pytest.approx(0.24)
 
 
+@pytest.mark.deep
 def test_a_report_made_again_is_the_same(
     make_run: RunMaker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from testbed.bench.allreduce import Options
 from testbed.core.errors import SpecError
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.plan import plan_fabric
-from tests.support.command import run_testbed
+from tests.support.command import call_testbed, run_testbed
 
 
 def bench(*arguments):
@@ -71,7 +71,7 @@ def test_refusals(changes, text):
     ],
 )
 def test_refusal_by_the_command(arguments, text):
-    done = bench(*arguments)
+    done = call_testbed("bench", "allreduce", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {text}\n")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import broad
+
 PROGRAM = [sys.executable, "-c"]
 # A verb that ends as the test wants, registered next to the real ones.
 VERB = """
@@ -173,7 +175,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("action", "text"), LIMITS.items(), ids=LIMITS)
+@pytest.mark.parametrize(("action", "text"), broad(LIMITS.items(), 3), ids=LIMITS)
 def test_a_limit_is_one_line(action: str, text: str) -> None:
     done = act(action)
     assert (done.stdout, done.returncode) == ("", 1)

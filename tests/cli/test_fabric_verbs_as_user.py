@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.another_user import as_another_user
+from tests.support.tiers import broad
 
 PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def call(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
+@pytest.mark.parametrize("arguments", broad(VERBS, 2), ids=" ".join)
 def test_the_error_asks_for_root(arguments: list[str], tmp_path: Path) -> None:
     answer = call(arguments, tmp_path)
     assert answer.stderr == "error: namespaces and interfaces need root: run it with sudo\n"

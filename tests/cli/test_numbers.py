@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from testbed.cli import app
 from testbed.core.errors import SpecError
 
+COMMAND = typer.main.get_command(app)
 NO_NUMBERS = (
     "nan",
     "inf",
@@ -46,7 +47,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 def numeric() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Each command with each of its numeric options, under all of the option's names."""
-    for path, command in commands(typer.main.get_command(app)):
+    for path, command in commands(COMMAND):
         for option in command.params:
             kind = option.type_descriptor.annotation
             if kind in (int, float, list[int], list[float]) and not option.count:
@@ -57,6 +58,12 @@ def numeric() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
 
 def words(value: tuple[str, ...]) -> str:
     return " ".join(value)
+
+
+@pytest.fixture(autouse=True)
+def _commands_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them takes longer than running them."""
+    monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
 
 
 @pytest.fixture(autouse=True)

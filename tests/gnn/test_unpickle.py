@@ -221,6 +221,7 @@ def in_limited_memory(bombs: list[bytes]) -> list[str]:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.deep
 def test_bombs_are_refused() -> None:
     answers = in_limited_memory(list(BOMBS.values()))
     for name, answer in zip(BOMBS, answers, strict=True):

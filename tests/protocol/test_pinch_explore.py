@@ -67,6 +67,9 @@ SCENES = {
 """Scenes that are explored completely, so each is known to come to an end."""
 
 LARGE = (
+    "a timer is early",
+    "words that half the range has gone by",
+    "two frames, and none",
     "anything goes wrong, but timers",
     "a bit flips",
     "a duplicate is claimed late",

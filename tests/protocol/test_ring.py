@@ -18,6 +18,7 @@ from testbed.protocol.sequence import NEWEST, seq_after
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind, frame_seal
 from tests.support.protocol.actions import SCRIPTS, act
 from tests.support.protocol.network import Collective, Member, Network, collectives, config
+from tests.support.tiers import broad
 
 
 @pytest.mark.deep
@@ -199,7 +200,7 @@ def way(frame: Frame) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("upstream", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", broad([2, 3, 4, 5], 2))
 def test_losses_that_later_frames_show_are_repaired_without_a_timer(ranks, upstream):
     """Each frame is lost in turn: if another frame follows on its stream, the programs request it
     by themselves.

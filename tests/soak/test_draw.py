@@ -53,6 +53,7 @@ def test_every_drawn_scenario_can_be_played(seed, number):
     assert not scenario.strays or scenario.backend == "xdp-ring"
 
 
+@pytest.mark.deep
 def test_the_whole_space_is_drawn():
     scenarios = [draw(1, number) for number in range(2000)]
     assert {

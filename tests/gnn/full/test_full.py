@@ -25,6 +25,7 @@ from testbed.gnn.partition import make_owners
 from testbed.gnn.weights import flatten
 from tests.support.gnn.full.threads import train
 from tests.support.gnn.graphs import Adjacency, directed
+from tests.support.tiers import broad
 
 MODELS = [
     pytest.param(
@@ -106,8 +107,8 @@ def test_outputs_and_gradients_equal_torch_geometrics(graph: GraphData, spec: Mo
     torch.testing.assert_close(flat.grad, reference.gradient(spec), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("partitioner", ["hash", "metis"])
-@pytest.mark.parametrize("spec", MODELS)
+@pytest.mark.parametrize("partitioner", broad(["metis", "hash"]))
+@pytest.mark.parametrize("spec", broad(MODELS, 2))
 def test_ranks_train_as_one_process(graph: GraphData, spec: ModelSpec, partitioner: str) -> None:
     training = TrainingSpec(epochs=50, learning_rate=0.01, weight_decay=5e-4)
     owners = make_owners(partitioner, graph.indptr, graph.indices, 3, 1)
