@@ -8,7 +8,9 @@ DEMO := runs/demo
 DEMO_RUN := scenarios/dnn_resnet50.toml --set dnn.compute=0.02 --set dnn.epochs=4
 # Building networks requires root; nothing else here does.
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
-QUICK := lint,types,pure,kernel,net
+QUICK := kernel,net
+ALL := $(QUICK),deep,deep-net,alone,vm
+PURE = $(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lint,types,pure
 OUTPUTS := build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
@@ -48,22 +50,22 @@ demo: setup  ## measure and train on four hosts, in-kernel beside sockets, and r
 	@$(SUDO) $(VENV)/bin/testbed run $(DEMO_RUN) --bench $(DEMO).json --out $(DEMO) --overwrite
 
 check: setup  ## lint, types, and the tests that need no kernel features
-	@$(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lint,types,pure
+	@$(PURE)
 
 # What root's tests write belongs to the checkout's owner, so that later commands need no root. The last lines name
 # the tests that passed only the second time (tests/tier.py).
 define run-tests
 	@$(SUDO) rm -rf build/flaky
-	@$(SUDO) $(VENV)/bin/tox run $(1); status=$$?; \
+	@$(PURE) && $(SUDO) $(VENV)/bin/tox run -e $(1); status=$$?; \
 	$(SUDO) find $(OUTPUTS) -exec chown --no-dereference --reference=Makefile {} + 2>/dev/null; \
 	$(PYTHON) -m tests.tier && exit $$status
 endef
 
 test: setup  ## lint, types, and a test of each promise: ten minutes
-	$(call run-tests,-e $(QUICK))
+	$(call run-tests,$(QUICK))
 
 test-all: setup  ## all tests that this machine can run: an hour
-	$(call run-tests)
+	$(call run-tests,$(ALL))
 
 notebooks: setup  ## JupyterLab on analysis/notebooks; installs it on first use
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements-notebooks.txt

@@ -250,6 +250,7 @@ def test_a_rank_that_does_not_call_is_named(ring4):
         assert "rank 1 (h2) up, but not in this all-reduce after 3 s" in str(answer)
 
 
+@pytest.mark.deep
 def test_a_rank_that_comes_late_is_waited_for(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
@@ -265,6 +266,7 @@ def test_a_rank_that_comes_late_is_waited_for(ring4):
         os.kill(workers["h2"].pid, signal.SIGCONT)
 
 
+@pytest.mark.deep
 def test_a_killed_worker_ends_the_run(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)

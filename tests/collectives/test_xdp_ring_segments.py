@@ -69,6 +69,7 @@ def test_sequence_numbers_wrap_between_segments(ring3, group_id, seq):
     check(all_reduce(workers, hosts, [SIZE, SIZE], group_id), [SIZE, SIZE], 32)
 
 
+@pytest.mark.deep
 def test_each_segment_has_a_scale(ring3):
     """Values whose magnitudes differ from segment to segment, and then change places."""
     _, workers, names = open_segmented(ring3, 3, lanes="int16")
@@ -100,6 +101,7 @@ def test_an_error_in_a_segment_names_the_place_in_the_tensor(ring3):
             np.testing.assert_allclose(answer, 3 * values, atol=1e-6)
 
 
+@pytest.mark.deep
 def test_segments_saturate(ring3):
     _, workers, names = open_segmented(ring3, 5, lanes="int32", on_overflow="saturate")
     values = np.ones(SIZE, np.float32)

@@ -47,6 +47,7 @@ def test_aggregates_equal_the_references(ranks: int) -> None:
 
 @every()
 @pytest.mark.fabric(hosts=4)
+@pytest.mark.deep
 def test_ranks_may_have_no_vertices_or_no_neighbours(name: str, hosts: Hosts) -> None:
     for empty, aloof in (
         ((1,), (3,)),

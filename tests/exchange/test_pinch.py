@@ -73,6 +73,7 @@ def test_magnitudes_from_one_exchange_to_the_next(hosts) -> None:
 
 
 @both_lanes
+@pytest.mark.deep
 def test_partial_sums_are_added_exactly(hosts, lanes) -> None:
     """They are divided by powers of two, and added as often."""
     graph = draw_partitioned(0, 3000, 20_000, 4, hub=5000)
@@ -97,6 +98,7 @@ def test_the_process_may_add_up_rows(hosts, kind, halo) -> None:
             exchange.check([embeddings(turn, graph, dim) for turn in range(3)], times=3)
 
 
+@pytest.mark.deep
 def test_float32_rows_need_no_scale(hosts) -> None:
     graph = draw_partitioned(0, 60, 600, 4)
     x = embeddings(0, graph, 8)
@@ -176,7 +178,7 @@ def test_replayed_frames_of_earlier_exchanges_do_no_harm_in_later_ones(hosts, fa
 
 @both_lanes
 @pytest.mark.parametrize(
-    "words", [(), ("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5")]
+    "words", broad([(("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5"),), ((),)])
 )
 def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> None:
     """Only frames keep them together: some are an exchange ahead of others."""

@@ -153,7 +153,7 @@ def test_ranks_that_share_no_frames_do_not_wait_for_each_other(hosts) -> None:
         ), found
 
 
-@pytest.mark.parametrize("words", HANDSHAKES)
+@pytest.mark.parametrize("words", broad((words,) for words in HANDSHAKES))
 def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
     """With scales that change, so that ranks enter exchanges twice."""
     graph = draw_partitioned(1, 200, 1500, 3, hub=1200)

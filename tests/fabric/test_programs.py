@@ -19,6 +19,7 @@ from testbed.testing.faults import FaultsInForce
 from testbed.testing.group import Group
 from testbed.worker import WorkerContext, Workers
 from tests.support.command import run_testbed
+from tests.support.tiers import broad
 
 COUNT = """
 #include <linux/bpf.h>
@@ -170,7 +171,7 @@ def answers(context: WorkerContext, port: int = 7) -> int:
 
 @pytest.mark.net
 class TestOnLinks:
-    @pytest.fixture(autouse=True, params=["sockets", "xdp"])
+    @pytest.fixture(autouse=True, params=broad(["xdp", "sockets"]))
     def datapath(self, request: pytest.FixtureRequest, testbed_lease: object) -> str:
         return str(request.param)
 

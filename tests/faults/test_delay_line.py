@@ -33,6 +33,7 @@ from testbed.plan import Datapath, plan_fabric
 from testbed.probes.netns import Namespace
 from testbed.worker import Workers
 from tests.support.rules import parse_rule
+from tests.support.tiers import broad
 from tests.support.waiting import wait_until
 
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
@@ -380,7 +381,7 @@ class TestOvertaking:
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("datapath", ["sockets", "xdp"])
+@pytest.mark.parametrize("datapath", broad(["xdp", "sockets"]))
 def test_frames_that_wait_when_faults_end_are_counted(datapath: Datapath) -> None:
     with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
         set_datapath(fabric, datapath)

@@ -94,6 +94,7 @@ def test_using_headers_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.kernel
 @pytest.mark.needs("BCC")
+@pytest.mark.deep
 def test_bcc_compiles_networking_headers() -> None:
     """Structs of sockets and buffers need the deepest includes: memory, locking, this
     architecture.

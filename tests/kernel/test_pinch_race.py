@@ -72,6 +72,7 @@ def test_different_frames_for_the_same_accumulators_are_all_added() -> None:
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
+@pytest.mark.deep
 def test_slices_of_hubs_are_added_once() -> None:
     with hub(True) as loaded:
         for seq in range(SEQ, SEQ + 40):
@@ -87,6 +88,7 @@ def test_slices_of_hubs_are_added_once() -> None:
             np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
+@pytest.mark.deep
 def test_an_acknowledgement_and_its_duplicate_count_once() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)

@@ -103,7 +103,9 @@ def parameters():
         )
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
-    return broad(sorted(found, key=lambda each: each.values[0]["ranks"] != 3), 2)
+    return broad(
+        sorted(found, key=lambda each: (each.values[0]["ranks"] != 3, each.values[0]["dim"])), 2
+    )
 
 
 @pytest.mark.parametrize(("cell", "seed"), parameters())

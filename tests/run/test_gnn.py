@@ -18,7 +18,6 @@ from testbed.gnn.graph import GraphData
 from testbed.results import Run, load_run
 from testbed.run import run_scenario
 from testbed.scenario import Scenario, parse_scenario
-from tests.support.tiers import broad
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -60,8 +59,9 @@ def values(run: Run, metric: str, backend: str) -> list[float]:
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("backends", "epochs"),
-    broad([(["pinch"], 2), (["pinch", "tcp-pull", "tcp-push", "gloo"], 20)]),
+    [(["pinch"], 2), (["pinch", "tcp-pull", "tcp-push", "gloo"], 20)],
 )
+@pytest.mark.deep
 def test_exchanges_train_like_one_process(tmp_path: Path, backends: list[str], epochs: int) -> None:
     """The loss within 1e-3 in each epoch, the test accuracy within half a point."""
     exchange = {"backends": backends, "turn": epochs // 2}

@@ -9,6 +9,7 @@ from testbed.plan import SimulatedFabricOptions, plan_fabric
 from testbed.sim.hardware import Hardware, HostCosts, LinkModel
 from testbed.sim.ring import SimulatedRing
 from testbed.sim.train_ring import TrainRing
+from tests.support.tiers import broad
 
 SLOW = HostCosts(frame=1e-6, byte=0.2e-9, wakeup=3e-6, syscall=1e-6, prepare=0.2e-9)
 FAST = HostCosts(frame=0.2e-6, byte=0.02e-9, wakeup=1e-6, syscall=1e-6, prepare=0.1e-9)
@@ -21,7 +22,7 @@ MANY = 10_000  # frames in flight
 
 
 @pytest.mark.parametrize("bound", BOUND_BY)
-@pytest.mark.parametrize("window", [1, 8, 24])
+@pytest.mark.parametrize("window", broad([8, 1, 24]))
 @pytest.mark.parametrize(
     ("topology", "ranks", "size"),
     [("star", 2, 60_000), ("star", 5, 3000), ("fat-tree", 8, 60_000), ("leaf-spine", 4, 30_000)],

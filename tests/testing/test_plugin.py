@@ -136,6 +136,7 @@ def test_faults_are_checked_before_they_are_in_force(faults):
         faults("flood switch=s2")
 
 
+@pytest.mark.deep
 def test_a_wrong_sum_is_repeated_by_its_seed(tmp_path):
     done = run_pytest(tmp_path, WRONG, "--fault-seed", "99", "--fault-trace")
     assert done.returncode == 1
