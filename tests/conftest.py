@@ -73,6 +73,17 @@ def absent(what: str, findings: list[str]) -> None:
         pytest.skip("; ".join(findings))
 
 
+@pytest.fixture
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests' own cache, the same for all of a session: in an empty one, each run would try out
+    for seconds which software there is.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compare the machine before and after a session that builds networks."""
@@ -88,6 +99,10 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, "the tests left behind: " + ", ".join(sorted(left))
 
 
+TRACKER = "multiprocessing.resource_tracker"
+"""A process that Python starts with the first one that it spawns, and that ends with this one."""
+
+
 def traces() -> set[str]:
     """Name the processes, namespaces, devices and state files that tests could leave behind."""
     found = {f"namespace {path.name}" for path in Path("/run/netns").glob("*")}
@@ -97,7 +112,7 @@ def traces() -> set[str]:
     found |= {
         f"process {pid} ({proc(pid, 'cmdline')})"
         for pid in pids - {os.getpid()}
-        if started_here(pid)
+        if started_here(pid) and TRACKER not in proc(pid, "cmdline")
     }
     return found
 

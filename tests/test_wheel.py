@@ -126,8 +126,7 @@ def test_doctor(installed: Command) -> None:
     "backends",
     [
         ("xdp-ring", "tcp-ring"),
-        pytest.param(("mpi",), marks=pytest.mark.needs("Open MPI")),
-        pytest.param(("gloo",), marks=pytest.mark.needs("torch")),
+        pytest.param(("mpi", "gloo"), marks=pytest.mark.needs("Open MPI", "torch")),
     ],
     ids=",".join,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from analysis.style import STYLE
 from testbed.results import RunFolder, Table
 from testbed.scenario import parse_scenario
 
@@ -113,6 +114,13 @@ def fill_full_graph(table: Table, backend: str, seconds: float) -> None:
     }
     for name, value in partition.items():
         table.add(0, backend, name, value, "1")
+
+
+@pytest.fixture(autouse=True)
+def _small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw few pixels, and draw once: most of a report's time is its pictures'."""
+    monkeypatch.setitem(STYLE, "figure.dpi", 30)
+    monkeypatch.delitem(STYLE, "savefig.bbox")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from testbed.bench.row import Turn
 from testbed.comm.collective import Counters
 from testbed.core.errors import SpecError
 from testbed.plan import plan_fabric
-from tests.support.command import run_testbed
+from tests.support.command import call_testbed, run_testbed
 
 
 def bench(*arguments):
@@ -147,7 +147,7 @@ def test_a_broadcast_that_is_not_twice_as_fast_fails():
 
 
 def test_refusal_by_the_command():
-    done = bench("--receivers", "three")
+    done = call_testbed("bench", "broadcast", "--receivers", "three")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --receivers: 'three': must be whole numbers, comma-separated\n"
 

@@ -182,11 +182,11 @@ def test_the_command_measures_and_draws(tmp_path):
 def test_a_cell_that_exceeds_its_budget_is_reported(tmp_path):
     options = [
         "--size",
-        "64M",
+        "1M",
         "--loss",
         "0",
         "-n",
-        "100",
+        "1000000",
         "--backends",
         "tcp-ring",
         "--budget",

@@ -179,7 +179,10 @@ def test_a_limit_is_one_line(action: str, text: str) -> None:
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.startswith(f"error: {text}")
     assert done.stderr.count("\n") == 1
-    assert "Traceback" in act(action, "-vv").stderr
+
+
+def test_a_limit_has_a_traceback_when_asked() -> None:
+    assert "Traceback" in act("bytes(1 << 60)", "-vv").stderr
 
 
 @pytest.mark.deep

@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from testbed.cli import app
 from testbed.cli.run import default_folder
 from testbed.core.errors import SpecError
+from testbed.results import RunFolder
 from testbed.scenario import parse_scenario
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 TESTBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 SCENARIO = '[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\n'
@@ -95,7 +98,6 @@ def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, st
 @pytest.mark.parametrize(
     ("number", "line", "said"),
     [
-        (signal.SIGINT, "tcp-ring: epoch 2", "results so far are in {out}"),
         (signal.SIGTERM, "tcp-ring: epoch 2", "results so far are in {out}"),
         (signal.SIGINT, "s: reading", "nothing was measured yet"),
     ],
@@ -103,12 +105,10 @@ def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, st
 def test_a_signal_says_where_results_are(
     scenario: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     line: str,
     said: str,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "r2"
     status, last = interrupt(command(scenario, out), number, line)
     assert last == f"error: interrupted; {said.format(out=out)}\n"
@@ -116,72 +116,63 @@ def test_a_signal_says_where_results_are(
     assert (out / "results.parquet").exists() == said.startswith("results")
 
 
+@pytest.fixture
+def previous(tmp_path: Path) -> Path:
+    """A folder with a complete run."""
+    with RunFolder(tmp_path / "run") as folder:
+        folder.write_manifest({"status": "complete"})
+        folder.write("results.parquet", lambda place: place.write_text("measured"))
+    return folder.path
+
+
 @pytest.mark.net
-def test_runs_into_one_folder(
-    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    out = tmp_path / "run"
-    busy = f"error: --out {out}: another run is being written there: choose another folder\n"
-
-    def meanwhile(*arguments: str) -> tuple[int, str]:
-        """Start a second run while the first is running, then end the first; return the second's
-        status and error.
-        """
-        with subprocess.Popen(
-            command(scenario, out, *arguments), stderr=subprocess.PIPE, text=True
-        ) as first:
-            assert first.stderr
-            while not first.stderr.readline().startswith("tcp-ring: epoch 1 "):
-                assert first.poll() is None
-            second = subprocess.run(
-                command(scenario, out, "--overwrite"), capture_output=True, text=True, check=False
-            )
-            first.terminate()
-        return second.returncode, second.stderr
-
-    assert meanwhile() == (2, busy)  # into a new folder
-    assert json.loads((out / "manifest.json").read_text())["status"] == "interrupted"
-
+def test_a_run_replaces_a_previous_one(scenario: Path, previous: Path) -> None:
     done = subprocess.run(
-        command(scenario, out, "--overwrite", epochs=1), capture_output=True, text=True, check=False
+        command(scenario, previous, "--overwrite", epochs=1),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    first = json.loads((out / "manifest.json").read_text())
-    assert first["status"] == "complete"
-    assert f"-m analysis.report {out}<" in (out / "report.html").read_text()
-    assert done.stdout.splitlines()[-1] == f"report: {out}/report.html"
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == ["run"]
-
-    assert meanwhile("--overwrite") == (2, busy)
-    status, last = interrupt(
-        command(scenario, out, "--overwrite"), signal.SIGINT, "tcp-ring: epoch 2"
-    )
-    assert (status, last) == (
-        130,
-        (
-            f"error: interrupted; results so far are in {out}.partial-2; the previous run is still"
-            f" in {out}\n"
-        ),
-    )
-    assert json.loads((out / "manifest.json").read_text()) == first
-    for name in ("run.partial", "run.partial-2"):
-        assert (
-            json.loads((tmp_path / name / "manifest.json").read_text())["status"] == "interrupted"
-        )
+    manifest = json.loads((previous / "manifest.json").read_text())
+    assert manifest["status"] == "complete"
+    assert manifest["command"][1] == "run"
+    assert f"-m analysis.report {previous}<" in (previous / "report.html").read_text()
+    assert done.stdout.splitlines()[-1] == f"report: {previous}/report.html"
+    assert not previous.with_name("run.partial").exists()
 
 
 @pytest.mark.net
-def test_clean_names_what_a_killed_run_was_writing(
-    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    out = tmp_path / "run"
-    interrupt(command(scenario, out), signal.SIGTERM, "tcp-ring: epoch 1 ")
-    line = command(scenario, out, "--overwrite")
+def test_a_folder_is_one_runs_and_a_previous_run_stays(scenario: Path, previous: Path) -> None:
+    """A second run is refused while the first one replaces a third, and is then interrupted."""
+    line = command(scenario, previous, "--overwrite")
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr
+        while not first.stderr.readline().startswith("tcp-ring: epoch 1 "):
+            assert first.poll() is None
+        second = subprocess.run(line, capture_output=True, text=True, check=False)
+        first.send_signal(signal.SIGINT)
+        last = first.stderr.readlines()[-1]
+    busy = f"error: --out {previous}: another run is being written there: choose another folder\n"
+    assert (second.returncode, second.stderr) == (2, busy)
+    assert (first.returncode, last) == (
+        130,
+        (
+            f"error: interrupted; results so far are in {previous}.partial; the previous run is"
+            f" still in {previous}\n"
+        ),
+    )
+    assert (previous / "results.parquet").read_text() == "measured"
+    manifest = json.loads((previous.with_name("run.partial") / "manifest.json").read_text())
+    assert manifest["status"] == "interrupted"
+
+
+@pytest.mark.net
+def test_clean_names_what_a_killed_run_was_writing(scenario: Path, previous: Path) -> None:
+    line = command(scenario, previous, "--overwrite")
     assert interrupt(line, signal.SIGKILL, "tcp-ring: epoch 1 ")[0] == -signal.SIGKILL
     done = subprocess.run([*TESTBED, "clean"], capture_output=True, text=True, check=True)
-    beside = tmp_path / "run.partial"
+    beside = previous.with_name("run.partial")
     assert f": what it has written stays in {beside}\n" in done.stdout
     manifest = json.loads((beside / "manifest.json").read_text())
     assert manifest["status"] == "killed"
@@ -211,10 +202,7 @@ print(process.returncode, sorted(path.name for path in Path(disk, "run").iterdir
 
 
 @pytest.mark.net
-def test_a_disk_that_fills_up_during_a_run_is_an_error(
-    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_disk_that_fills_up_during_a_run_is_an_error(scenario: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     # A separate mount namespace: the small disk disappears with the process.

@@ -221,10 +221,8 @@ def test_the_engine_takes_no_rule_of_netems() -> None:
 
 
 @pytest.mark.net
-def test_a_run_with_netem_or_the_kernels_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("cache")
+def test_a_run_with_netem_or_the_kernels_words(tmp_path: Path) -> None:
     given, out = (
         scenario("drop p=0.05 link=*->h2 backend=netem", "drop p=0.05 link=h2->h1"),
         tmp_path / "run",

@@ -14,7 +14,7 @@ from testbed.protocol.sequence import NEWEST
 from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, encode
 from tests.support.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
 from tests.support.protocol.actions import ACTIONS, SCRIPTS, act
-from tests.support.protocol.network import Member, Network, collectives, config
+from tests.support.protocol.network import PHASES, Member, Network, collectives, config
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -86,16 +86,24 @@ def network_of_references(
 
 SCENES = {
     "ranks": st.integers(2, 4),
-    "totals": st.lists(st.integers(1, CHUNKS), min_size=1, max_size=3),
+    "totals": st.lists(st.integers(1, CHUNKS - 1), min_size=1, max_size=3),
     "window": st.integers(1, 3),
     "nack_holdoff_us": st.sampled_from((0, LONG_AGO)),
     "seq": st.sampled_from((0, NEWEST - 1, NEWEST)),
     "upstream": st.booleans(),
     "reorder_threshold": st.sampled_from((0, 1)),
+    "phases": st.sampled_from((PHASES[:1], PHASES[1:], PHASES[::-1])),
 }
 
 
-SIMPLE = {"window": 1, "nack_holdoff_us": 0, "seq": 0, "upstream": False, "reorder_threshold": 0}
+SIMPLE = {
+    "window": 1,
+    "nack_holdoff_us": 0,
+    "seq": 0,
+    "upstream": False,
+    "reorder_threshold": 0,
+    "phases": PHASES[:1],
+}
 PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1), ("deliver", 0)]
 
 
@@ -103,12 +111,13 @@ PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1),
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
 def test_every_step_equals_the_reference_models(
-    stock, ranks, totals, script, nack_holdoff_us, seq, **scene
+    stock, ranks, totals, script, nack_holdoff_us, seq, phases, **scene
 ) -> None:
     """Loss, duplication, reordering and damage as drawn; then the exact sum, unless the holdoff
     suppresses nacks forever.
     """
-    todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
+    words, seed = CHUNK_BYTES // 8, len(script)
+    todo = collectives(ranks, totals, after=seq, words=words, seed=seed, phases=phases)
     with network_of_references(
         stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene
     ) as network:
@@ -121,10 +130,11 @@ def test_every_step_equals_the_reference_models(
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
 def test_so_is_every_step_with_jumbo_frames(
-    stock, ranks, totals, script, nack_holdoff_us, seq, **scene
+    stock, ranks, totals, script, nack_holdoff_us, seq, phases, **scene
 ) -> None:
     """The same with payloads that need fragments, in which nothing is copied and nothing grows."""
-    todo = collectives(ranks, totals, after=seq, words=JUMBO_BYTES // 8, seed=len(script))
+    words, seed = JUMBO_BYTES // 8, len(script)
+    todo = collectives(ranks, totals, after=seq, words=words, seed=seed, phases=phases)
     scene |= {"nack_holdoff_us": nack_holdoff_us, "seq": seq, "chunk_bytes": JUMBO_BYTES}
     with network_of_references(stock, ranks, todo, **scene) as network:
         for action, index in script:

@@ -1,6 +1,8 @@
 """Native libraries: compiled once per content; errors carry the compiler's message."""
 
 import ctypes
+import os
+import subprocess
 
 import pytest
 
@@ -29,6 +31,24 @@ def test_compiles_once_and_again_when_the_source_changes(sources):
     second = native.compile_native("answer")
     assert second != first
     assert ctypes.CDLL(str(second)).answer() == 43
+
+
+def test_what_another_worker_has_compiled_meanwhile_stays(sources, monkeypatch):
+    (sources / "answer.c").write_text("int answer(void);\nint answer(void) { return 42; }\n")
+    target = native.compile_native("answer")
+    theirs = target.rename(sources / "theirs.so")
+    run = subprocess.run
+
+    def overtaken(command, **options):
+        done = run(command, **options)
+        if "-o" in command:
+            os.link(theirs, target)
+        return done
+
+    monkeypatch.setattr(subprocess, "run", overtaken)
+    assert native.compile_native("answer") == target
+    assert target.samefile(theirs)
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_refusals(sources):

@@ -14,6 +14,8 @@ from testbed.results import Run, load_run
 from testbed.run import run_scenario
 from testbed.scenario import Scenario, parse_scenario
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 PHASES = ("quantize", "communicate", "wait", "dequantize")
 
 
@@ -27,11 +29,6 @@ def tiny(**changes: dict[str, Any]) -> Scenario:
         "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
     }
     return parse_scenario({key: {**value, **changes.get(key, {})} for key, value in table.items()})
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def values(run: Run, metric: str, backend: str) -> list[float]:

@@ -23,7 +23,7 @@ from testbed.scenario import Scenario, parse_scenario
 from testbed.worker import Workers
 from tests.support.fabric.helpers import traces
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.usefixtures("cache")]
 
 
 def faulty(*faults: str, **changes: dict[str, Any]) -> Scenario:
@@ -39,11 +39,6 @@ def faulty(*faults: str, **changes: dict[str, Any]) -> Scenario:
         {key: {**value, **changes.get(key, {})} for key, value in table.items()}
         | {"faults": list(faults)}
     )
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def log_of(path: Path) -> pd.DataFrame:
@@ -159,7 +154,8 @@ def test_an_interrupt_while_faults_come_into_force_ends_the_run_cleanly(
 def test_floods_are_counted_logged_and_reported_and_change_no_result(
     tmp_path: Path, switch: str
 ) -> None:
-    faults = ("flood switch=s1 at=1ms for=300s", "drop p=0.01", "flood switch=s1 at=400s")
+    # The first one begins before the work does, however short that is.
+    faults = ("flood switch=s1 for=300s", "drop p=0.01", "flood switch=s1 at=400s")
     changes = {"fabric": {"switch": switch}, "collective": {"backends": ["tcp-ring", "gloo"]}}
     out = run_scenario(faulty(*faults, **changes), tmp_path / "run", quiet=True)
     run, log = load_run(out), log_of(out)

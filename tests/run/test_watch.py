@@ -7,19 +7,33 @@ from testbed.run import run_scenario
 from testbed.run.watch import mode_of
 from testbed.scenario import parse_scenario
 
+pytestmark = pytest.mark.usefixtures("cache")
 
-def scenario(backends, epochs):
+
+def scenario(backends, **tables):
     return parse_scenario(
         {
             "scenario": {"name": "watched", "seed": 1},
             "fabric": {"hosts": 2},
             "dataset": {"name": "synthetic", "scale": 9},
             "collective": {"backends": backends},
-            "model": {"hidden": 64},
-            "training": {"epochs": epochs, "steps": 10},
+            "model": {"hidden": 8},
+            "training": {"epochs": 1, "steps": 2},
             "telemetry": {"enabled": True, "rate": 2003},
+            **tables,
         }
     )
+
+
+MUCH = {
+    "dataset": {"name": "synthetic", "scale": 10},
+    "model": {"hidden": 4096, "fanout": [2, 2]},
+    "training": {"epochs": 2, "batch_size": 8},
+}
+"""An epoch of 39 sums of 2.4 MB: hundreds of samples of communication, and thousands of others.
+
+Few samples would prove nothing: on a fast machine, none may be of communication.
+"""
 
 
 def test_epochs_take_turns():
@@ -36,7 +50,7 @@ def test_epochs_take_turns():
 @pytest.mark.net
 @pytest.mark.needs("BCC")
 def test_a_watched_run(tmp_path):
-    run_scenario(scenario(["xdp-ring", "tcp-ring"], 3), tmp_path / "run", quiet=True)
+    run_scenario(scenario(["xdp-ring", "tcp-ring"], **MUCH), tmp_path / "run", quiet=True)
     frame = load_run(tmp_path / "run").frame
     for backend in ("xdp-ring", "tcp-ring"):
         rows = frame[frame["backend"] == backend]
@@ -59,7 +73,7 @@ def test_a_watched_run(tmp_path):
 @pytest.mark.net
 def test_without_headers_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path))
-    run_scenario(scenario(["tcp-ring"], 1), tmp_path / "run", quiet=True)
+    run_scenario(scenario(["tcp-ring"]), tmp_path / "run", quiet=True)
     frame = load_run(tmp_path / "run").frame
     assert not frame["metric"].str.startswith("cpu.").any()
     assert (frame["metric"] == "epoch_time").any()

@@ -65,7 +65,7 @@ def play(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.timeout(600)  # eleven scenarios on five fabrics: a busy machine may take minutes
+@pytest.mark.timeout(600)  # nine scenarios on two fabrics: a busy machine may take minutes
 def test_scenarios_of_every_kind_pass(play):
     """A collective sends more than 100 frames, and a rule for one in five spares all of them once
     in 10^10 times.
@@ -106,20 +106,19 @@ def test_scenarios_of_every_kind_pass(play):
             exchanges=(replace(EXCHANGE, rounds=3, times=1),),
             faults=("duplicate p=0.2",),
         ),
-        replace(SCENARIO, backend="tcp-ring", faults=("drop p=0.01",)),
-        replace(both, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=1.0),
-        replace(both, faults=("kill hosts=h3",), ending="kill", timeout=1.0),
-        replace(SCENARIO, shape=replace(SHAPE, hosts=4), groups=pair, faults=("drop p=0.2",)),
+        replace(SCENARIO, groups=(replace(GROUP, rounds=5, times=3),), strays=2000),
+        replace(both, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=3.0),
+        replace(both, faults=("kill hosts=h3",), ending="kill", timeout=3.0),
         replace(
             SCENARIO,
-            shape=replace(SHAPE, switch="bridge"),
+            shape=replace(SHAPE, hosts=4, switch="bridge"),
+            groups=pair,
             faults=("flood switches=s1", "drop p=0.2"),
             strays=2000,
         ),
-        replace(SCENARIO, groups=(replace(GROUP, rounds=5, times=3),), strays=2000),
         replace(SCENARIO, killed_after=2.0),
     )
-    assert coverage.scenarios == {"xdp-ring": 6, "xdp-ring and pinch": 3, "pinch": 1, "tcp-ring": 1}
+    assert coverage.scenarios == {"xdp-ring": 5, "xdp-ring and pinch": 3, "pinch": 1}
     assert coverage.fired.keys() >= {
         "drop",
         "corrupt",
@@ -134,7 +133,7 @@ def test_scenarios_of_every_kind_pass(play):
     assert coverage.records > 0
     # The kill leaves two ranks, with three all-reduces each; brief groups have five times three
     # times three.
-    assert coverage.collectives["all-reduces"] >= 3 + 3 + 3 + 3 + 3 + 3 + 6 + 3 + 45
+    assert coverage.collectives["all-reduces"] >= 3 + 3 + 3 + 3 + 3 + 6 + 45
     assert coverage.collectives["aggregations"] >= 2 * 4 + 6 + 2 * 4 + 4
 
 
@@ -156,7 +155,8 @@ def test_workers_start_with_the_backend_imported(play, monkeypatch, backend):
         open_(phase)
 
     monkeypatch.setattr(Phase, "open", look_and_open)
-    play(SCENARIO, replace(SCENARIO, backend=backend), SCENARIO)
+    other = replace(SCENARIO, backend=backend, faults=("drop p=0.01",))
+    play(SCENARIO, other, SCENARIO)
     assert born == [{True}] * 3
 
 
@@ -213,7 +213,7 @@ def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
 
 
 def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
-    hopeless = replace(SCENARIO, faults=("drop p=1 kind=result attempt=0..65535",), timeout=0.5)
+    hopeless = replace(SCENARIO, faults=("drop p=1 kind=result attempt=0..65535",), timeout=3.0)
     with pytest.raises(TestbedError) as caught:
         play(SCENARIO, hopeless, SCENARIO)
     what, why, kept, again = str(caught.value).splitlines()
@@ -222,7 +222,7 @@ def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
         " upstream"
     )
     assert re.match(
-        r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): .* 0.5 s", why
+        r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): .* 3 s", why
     )
     assert kept == f"kept: {tmp_path}/soak-1-1"
     assert again == "again: testbed soak --seed 1 --only 1"

@@ -14,7 +14,7 @@ from testbed.telemetry.profile import MACHINE
 from testbed.telemetry.recorder import Recorder
 from tests.support.telemetry import calls
 
-OPTIONS = TelemetryOptions(enabled=True)
+OPTIONS = TelemetryOptions(enabled=True, rate=4001)  # a thousand samples of what is compared
 SECONDS = 0.7  # of CPU time: it does not matter what else the machine does
 DATAGRAM = calls.SIZE + 28  # with IP and UDP headers
 
@@ -102,7 +102,7 @@ def test_windows_select_samples(fabric, workers):
 def test_a_bench_with_telemetry(tmp_path):
     path = tmp_path / "out.json"
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "allreduce"]
-    sizes = ["-b", "1M", "-e", "1M", "-n", "100", "--out", str(path)]
+    sizes = ["-b", "1M", "-e", "1M", "-n", "200", "--out", str(path)]
     done = subprocess.run(
         [*command, "--hosts", "3", "--backends", "xdp-ring,tcp-ring,gloo", "--telemetry", *sizes],
         capture_output=True,
