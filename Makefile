@@ -61,10 +61,10 @@ define run-tests
 	$(PYTHON) -m tests.tier && exit $$status
 endef
 
-test: setup  ## lint, types, and a test of each promise: ten minutes
+test: setup  ## lint, types, and quick tests on real networks: eleven minutes
 	$(call run-tests,$(QUICK))
 
-test-all: setup  ## all tests that this machine can run: an hour
+test-all: setup  ## all tests that this machine can run
 	$(call run-tests,$(ALL))
 
 notebooks: setup  ## JupyterLab on analysis/notebooks; installs it on first use

@@ -65,7 +65,7 @@ def travel(halos: tuple[Halo, ...], x: list[np.ndarray], kind: Aggregation) -> l
 
 @pytest.mark.parametrize("kind", ["sum", "weighted", "max"])
 @given(graph=partitioned(), seed=st.integers(0, 999))
-@settings(max_examples=30)
+@settings(max_examples=100)
 def test_every_edge_is_aggregated_once(kind: Aggregation, graph: Partitioned, seed: int) -> None:
     """Values are whole numbers and weights sixteenths: sums are exact in any order."""
     x = np.random.default_rng(seed).integers(-9, 10, (len(graph.owner), 3)).astype(np.float32)

@@ -239,7 +239,7 @@ def check_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation, bits: int
 
 @BITS
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=60)
 @given(partitioned(), st.integers(-110, 120), st.integers(0, 999))
 def test_every_error_is_within_its_bound(bits, kind, graph, exponent, seed) -> None:
     check_bounds(graph, draw((len(graph.owner), 3), exponent, seed), kind, bits)
@@ -256,7 +256,7 @@ def test_every_error_is_within_its_bound_at_any_magnitude(bits, kind, magnitude)
 
 @BITS
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=60)
 @given(partitioned(), st.integers(-110, 110), st.integers(0, 999))
 def test_every_error_with_partial_sums_is_within_its_bound(
     bits, kind, graph, exponent, seed

@@ -10,7 +10,7 @@ __all__ = ["broad"]
 
 
 def broad(values: Iterable[Any], quick: int = 1) -> list[ParameterSet]:
-    """Parameters of a test or a fixture, of which all but the first few have the marker ``deep``.
+    """Mark all but the first few parameters of a test or a fixture ``deep``.
 
     :param values: As for `pytest.mark.parametrize`; a tuple has a value for each of several
         arguments.

@@ -1,6 +1,7 @@
 """Connections to a rank's listener from clients that are not members of its group."""
 
 import contextlib
+import functools
 import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -61,8 +62,7 @@ def connect_clients(
         clients = []
         for number, behave in enumerate(behaviours):
             sock = stack.enter_context(socket.socket())
-            wait_until(lambda sock=sock: not sock.connect_ex(address) or not alive())
-            assert alive()
+            wait_until(functools.partial(_connected, sock, address, alive))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(
                 ConnectionError
@@ -71,6 +71,14 @@ def connect_clients(
             sock.settimeout(5)
             clients.append(sock)
         yield clients
+
+
+def _connected(sock: socket.socket, address: tuple[str, int], alive: Callable[[], bool]) -> bool:
+    """Call a listener; if it does not answer, check that it still may."""
+    if sock.connect_ex(address):
+        assert alive()
+        return False
+    return True
 
 
 def is_closed(sock: socket.socket) -> bool:
