@@ -14,7 +14,7 @@ PURE = $(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lin
 OUTPUTS := build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf vm demo check test test-all notebooks clean
+.PHONY: help setup apt venv bpf vm demo paper check test test-all notebooks clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -48,6 +48,9 @@ demo: setup  ## measure and train on four hosts, in-kernel beside sockets, and r
 	@mkdir -p $(dir $(DEMO))
 	@$(SUDO) $(VENV)/bin/testbed bench allreduce --hosts 4 -b 4K -e 16M -f 16 -n 10 -o $(DEMO).json
 	@$(SUDO) $(VENV)/bin/testbed run $(DEMO_RUN) --bench $(DEMO).json --out $(DEMO) --overwrite
+
+paper: setup  ## measure what the papers have measured, into docs/results; PART=erar-1 for one part
+	@$(SUDO) $(VENV)/bin/testbed paper $(PART) --out docs/results
 
 check: setup  ## lint, types, and the tests that need no kernel features
 	@$(PURE)

@@ -6,7 +6,7 @@ runs = load("runs/*")
 speedup(runs, baseline="tcp-ring").save("speedup")
 """
 
-from analysis.charts import Chart, breakdown, cdf, speedup, spread, throughput
+from analysis.charts import Chart, breakdown, cdf, speedup, spread, throughput, trend
 from analysis.loading import load
 
-__all__ = ["Chart", "breakdown", "cdf", "load", "speedup", "spread", "throughput"]
+__all__ = ["Chart", "breakdown", "cdf", "load", "speedup", "spread", "throughput", "trend"]

@@ -19,21 +19,41 @@ from matplotlib.figure import Figure
 from analysis.cpu_time import breakdown as cpu_breakdown
 from analysis.cpu_time import cpu_figure
 from analysis.loading import each_run, origin
-from analysis.style import PART_COLOURS, STYLE, mark, save, scale_of, style_of
+from analysis.style import PART_COLOURS, STYLE, mark, number, save, scale_of, style_of, styles_of
 from analysis.summary import epoch_split
 from analysis.workload import in_kernel, report_of
 from testbed.core.errors import SpecError
 from testbed.core.numbers import format_size
 
-__all__ = ["Chart", "breakdown", "cdf", "speedup", "spread", "stack", "throughput"]
+__all__ = [
+    "RATIOS",
+    "Chart",
+    "breakdown",
+    "cdf",
+    "speedup",
+    "spread",
+    "stack",
+    "throughput",
+    "trend",
+]
+
+RATIOS = {
+    "steps_per_second": ("steps", "epoch_time", "1/s"),
+    "communication_share": ("communication_time", "epoch_time", "1"),
+}
+"""Metrics that are the ratio of two: above, below, unit."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, and the points that it plots. A notebook shows it as it is."""
+    """A figure, and the points that it plots. A notebook shows it as it is.
+
+    :param label: What the values are, with their unit.
+    """
 
     data: pd.DataFrame
     figure: Figure
+    label: str = ""
 
     def save(self, path: str | Path) -> list[Path]:
         """Write PNG, SVG and PDF, and the points as CSV; return the pictures.
@@ -108,9 +128,11 @@ def stack(split: pd.DataFrame, parts: Sequence[str], label: str) -> tuple[Figure
     # One slow epoch must not make all others unreadable: its bar is cut off, and its time told.
     reach_of_axis = 2 * float(left.max())
     for place, value, end in zip(places, left, ends, strict=True):
-        slowest = f", slowest {end:.3g}" if end > reach_of_axis else ""
+        slowest = f", slowest {number(end)}" if end > reach_of_axis else ""
         at = value if slowest else end
-        axes.text(at, place + 0.2 * bool(slowest), f"  {value:.3g} {unit}{slowest}", va="center")
+        axes.text(
+            at, place + 0.2 * bool(slowest), f"  {number(value)} {unit}{slowest}", va="center"
+        )
     ends = np.minimum(ends, reach_of_axis)
     axes.set_yticks(places, names)
     axes.set_xlabel(f"{label}, {unit}")
@@ -190,7 +212,7 @@ def speedup(
         axes.set_ylabel(f"times as fast as {baseline or 'the best over sockets'}")
         axes.set_ylim(bottom=0)
         mark(figure, origin(runs))
-    return Chart(data, figure)
+    return Chart(data, figure, f"times as fast as {baseline or 'the best over sockets'}")
 
 
 def throughput(runs: pd.DataFrame, by: str | None = None) -> Chart:
@@ -202,21 +224,37 @@ def throughput(runs: pd.DataFrame, by: str | None = None) -> Chart:
     """
     bench = next((name for name in ("algbw", "goodput") if name in set(runs["metric"])), None)
     key = by or ("size_bytes" if bench else "run")
-    if bench:
-        data = spread(runs, bench, (key, "backend")).reset_index()
-        label, scale = "GB of tensor per second", 1e-9
-    else:
-        data = spread(_rates(runs), "steps_per_second", (key, "backend")).reset_index()
-        label, scale = "steps per second", 1.0
+    return trend(runs, bench or "steps_per_second", key)
+
+
+def trend(runs: pd.DataFrame, metric: str, by: str) -> Chart:
+    """Show a metric against a column, one line per transport.
+
+    :param metric: Any, or one of `RATIOS`.
+    :param by: A column, such as a key of a sweep's grid.
+    """
+    runs = _with_ratio(runs, metric)
+    data = spread(runs, metric, (by, "backend")).reset_index()
+    unit = str(runs.loc[runs["metric"] == metric, "unit"].iloc[0])
+    scale, label = 1.0, f"{metric.replace('_', ' ')}, {unit}"
+    if unit == "s":
+        scale, shown = scale_of(data["median"])
+        label = f"{metric.replace('_', ' ')}, {shown}"
+    elif unit == "B/s":
+        scale, label = 1e-9, "GB of tensor per second"
+    elif unit == "1":
+        scale, label = 100.0, f"{metric.replace('_', ' ')}, %"
+    elif unit == "1/s":
+        label = metric.replace("_per_", " per ")
     data[["median", "low", "high"]] *= scale
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.6))
         axes = figure.subplots()
-        _lines(axes, data, key, "median")
+        _lines(axes, data, by, "median")
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         mark(figure, origin(runs))
-    return Chart(data, figure)
+    return Chart(data, figure, label)
 
 
 def cdf(runs: pd.DataFrame, metric: str = "epoch_time") -> Chart:
@@ -243,22 +281,29 @@ def cdf(runs: pd.DataFrame, metric: str = "epoch_time") -> Chart:
             axes.step(values, shares, where="post", color=colour, linestyle=dash, label=label)
             points = pd.DataFrame({"run": run, "backend": name, metric: values, "share": shares})
             parts.append(points)
-        axes.set_xlabel(f"{metric.replace('_', ' ')}, {unit}")
+        label = f"{metric.replace('_', ' ')}, {unit}"
+        axes.set_xlabel(label)
+        middles = [float(np.median(part[metric])) for part in parts]
+        if min(middles) > 0 and max(middles) / min(middles) >= 8:  # one would hide the others
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylabel("share of measurements")
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, fontsize=9)
         mark(figure, origin(runs))
-    return Chart(pd.concat(parts, ignore_index=True), figure)
+    return Chart(pd.concat(parts, ignore_index=True), figure, label)
 
 
-def _rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps per second of each rank's epoch, as rows of a metric."""
+def _with_ratio(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Add the rows of a metric that is the ratio of two, for each rank's epoch."""
+    if metric not in RATIOS or metric in set(runs["metric"]):
+        return runs
+    above, below, unit = RATIOS[metric]
     keys = [name for name in ("run", "cell", "backend", "trial", "epoch", "rank") if name in runs]
-    steps = runs[(runs["metric"] == "steps") & runs["epoch"].notna()].set_index(keys)["value"]
-    times = runs[runs["metric"] == "epoch_time"]
-    rates = steps.reindex(pd.MultiIndex.from_frame(times[keys])).to_numpy() / times["value"]
-    rates = times.assign(metric="steps_per_second", unit="1/s", value=rates)
-    return pd.concat([runs[runs["metric"] == "counted_time"], rates])
+    upper = runs[(runs["metric"] == above) & runs["epoch"].notna()].set_index(keys)["value"]
+    lower = runs[runs["metric"] == below]
+    value = upper.reindex(pd.MultiIndex.from_frame(lower[keys])).to_numpy() / lower["value"]
+    return pd.concat([runs, lower.assign(metric=metric, unit=unit, value=value)])
 
 
 def _sockets(runs: pd.DataFrame) -> set[str]:
@@ -280,12 +325,14 @@ def _lines(axes: Axes, data: pd.DataFrame, key: str, value: str) -> None:
     """Draw a line per transport with bars for the spread; groups of bars where `key` has words."""
     numeric = pd.api.types.is_numeric_dtype(data[key])
     names = list(dict.fromkeys(data["backend"]))
-    places = {each: number for number, each in enumerate(dict.fromkeys(data[key]))}
-    for number, name in enumerate(names):
+    styles = styles_of(names)
+    places = {each: nth for nth, each in enumerate(dict.fromkeys(data[key]))}
+    for nth, name in enumerate(names):
         rows = data[data["backend"] == name]
         middle = rows[value].to_numpy(float)
         reach = np.array([middle - rows["low"], rows["high"] - middle]).clip(min=0)
-        colour, dash, marker = style_of(str(name))
+        colour, dash, marker = styles[name]
+        small = "@" in str(name)  # the same transport with smaller packets
         if numeric:
             axes.errorbar(
                 rows[key],
@@ -294,14 +341,18 @@ def _lines(axes: Axes, data: pd.DataFrame, key: str, value: str) -> None:
                 color=colour,
                 linestyle=dash,
                 marker=marker,
-                fillstyle="none",
+                fillstyle="full" if small else "none",
+                alpha=0.5 if small else 1,
                 capsize=3,
                 label=name,
             )
         else:
             width = 0.8 / len(names)
-            at = [places[each] + (number - (len(names) - 1) / 2) * width for each in rows[key]]
-            axes.bar(at, middle, width * 0.92, yerr=reach, color=colour, capsize=3, label=name)
+            at = [places[each] + (nth - (len(names) - 1) / 2) * width for each in rows[key]]
+            bars = axes.bar(at, middle, width * 0.92, yerr=reach, color=colour, capsize=3)
+            bars.set_label(str(name))
+            for bar in bars:
+                bar.set_alpha(0.5 if small else 1)
     if numeric and (data[key] > 0).all() and data[key].max() / data[key].min() >= 4:
         axes.set_xscale("log", base=2)
         ticks = sorted(data[key].unique())
@@ -312,4 +363,9 @@ def _lines(axes: Axes, data: pd.DataFrame, key: str, value: str) -> None:
         axes.set_xticks(list(places.values()), [str(each) for each in places])
         axes.grid(visible=False, axis="x")
     axes.set_xlabel(key.replace("_", " "))
-    axes.legend(frameon=False, fontsize=9)
+    if len(names) <= 4:
+        axes.legend(frameon=False, fontsize=9)
+    else:  # they would cover lines
+        axes.legend(
+            frameon=False, fontsize=9, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0)
+        )

@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.charts import breakdown
 from analysis.loading import load
 from analysis.narrative import duration
-from analysis.report import Grid, number, picture, template, timed
-from analysis.style import scale_of
+from analysis.report import Grid, picture, template, timed
+from analysis.style import number, scale_of
 from analysis.summary import baseline, epoch_split
 from analysis.workload import report_of
 from testbed.core.errors import SpecError, StorageError

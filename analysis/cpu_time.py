@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.style import CLASS_COLOURS, scale_of
+from analysis.style import CLASS_COLOURS, number, scale_of
 from testbed.results import Run
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
@@ -103,7 +103,7 @@ def cpu_figure(table: pd.DataFrame) -> tuple[pd.DataFrame, Figure]:
         )
         left += widths
     for name in names:
-        axes.text(left[name], name, f" {left[name]:.3g} {unit}", va="center")
+        axes.text(left[name], name, f" {number(left[name])} {unit}", va="center")
     axes.set_xlabel(f"CPU time of an epoch, all hosts and switches, mean of sampled epochs, {unit}")
     axes.set_xlim(0, float(left.max()) * 1.14)
     axes.grid(visible=False, axis="y")

@@ -14,7 +14,7 @@ from analysis import narrative
 from analysis.charts import stack
 from analysis.cpu_time import breakdown, cpu_figure
 from analysis.loading import origin
-from analysis.style import STYLE, mark, save, style_of
+from analysis.style import STYLE, mark, number, save, style_of
 from analysis.summary import curve, epoch_split, traffic
 from analysis.workload import report_of
 from testbed.core.errors import StorageError
@@ -80,7 +80,7 @@ def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
             axes.text(
                 values[name],
                 name,
-                f" {values[name]:,.0f}" if values[name] >= 100 else f" {values[name]:.3g}",
+                f" {number(values[name])}",
                 va="center",
                 fontsize=9,
             )

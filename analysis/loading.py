@@ -10,6 +10,9 @@ import pandas as pd
 
 from testbed.core.errors import SpecError
 from testbed.results import Run, load_run
+from testbed.sweep.grid import make_cells
+from testbed.telemetry.classify import UNCLASSIFIED, load_classes
+from testbed.telemetry.profile import MACHINE
 
 __all__ = ["each_run", "load", "origin"]
 
@@ -24,6 +27,9 @@ SCALES = {
     "packets": ("packets", "packets", 1.0),
     "retransmissions": ("retransmissions", "packets", 1.0),
     "syscalls_per_rank": ("syscalls", "calls", 1.0),
+    "network_share": ("network_share", "1", 1.0),
+    "unclassified_share": ("unclassified_share", "1", 1.0),
+    "telemetry_overhead": ("telemetry_overhead", "1", 1.0),
 }
 """What benches measure: metric, unit, factor."""
 
@@ -65,8 +71,13 @@ def origin(frame: pd.DataFrame, kernel: str | None = None) -> str:
     words = [" and ".join(engines.get(each, each) for each in frame["engine"].unique())]
     hosts = sorted(set(frame["hosts"]))
     words.append(f"{_series(hosts)} hosts")
-    kernels = [kernel] if kernel else frame["kernel"].dropna().unique()
-    words.append(_series(dict.fromkeys(" ".join(each.split()[:2]) for each in kernels)))
+    if (simulated := frame["engine"] == "simulation").any():
+        named = "simulation.hardware"
+        chosen = frame.loc[simulated, named] if named in frame else pd.Series([None])
+        words.append(f"hardware {_series(dict.fromkeys(chosen.fillna('10g')))}")
+    if not simulated.all():
+        kernels = [kernel] if kernel else frame.loc[~simulated, "kernel"].dropna().unique()
+        words.append(_series(dict.fromkeys(" ".join(each.split()[:2]) for each in kernels)))
     if "scenario.seed" in frame:
         words.append(f"seed {_series(sorted(set(frame['scenario.seed'].dropna())))}")
     elif "seed" in frame:
@@ -100,6 +111,7 @@ def _run(place: Path) -> pd.DataFrame:
 
 def _sweep(place: Path) -> pd.DataFrame | None:
     plan = json.loads((place / "sweep.json").read_text())
+    cells = make_cells(plan["grid"])
     frames = []
     for end in sorted((place / "trials").glob("*/trial.json")):
         cell, _, trial = end.parent.name.partition("-")
@@ -109,7 +121,14 @@ def _sweep(place: Path) -> pd.DataFrame | None:
         if frame is None:
             continue
         inner = frame["trial"].max() + 1
-        frames.append(frame.assign(trial=int(trial) * inner + frame["trial"], cell=int(cell)))
+        # The grid's keys that are no columns already, such as `variant`.
+        grid = {
+            key: json.dumps(value) if isinstance(value, list | dict) else value
+            for key, value in cells[int(cell)].values.items()
+            if key not in frame
+        }
+        number = int(trial) * inner + frame["trial"]
+        frames.append(frame.assign(trial=number, cell=int(cell), **grid))
     return pd.concat(frames, ignore_index=True).assign(run=place.name) if frames else None
 
 
@@ -125,17 +144,44 @@ def _bench(place: Path) -> pd.DataFrame | None:
         wide["backend"] = wide["exchange"]
     if "backend" not in wide:
         return None
+    if "hosts" not in wide:
+        wide["hosts"] = wide["receivers"] + 1 if "receivers" in wide else environment.get("hosts")
+    if "telemetry.samples" in wide:
+        for part in ("network", UNCLASSIFIED):
+            wide[f"{part}_share"] = [
+                _share(row["telemetry"], part) if row.get("telemetry") else None
+                for row in content["rows"]
+            ]
+        wide["telemetry_overhead"] = wide.get("telemetry.overhead")
     measures = [name for name in SCALES if name in wide]
     plain = [name for name in wide if name not in SCALES and "." not in name]
     rows = wide.melt(plain, measures, var_name="measure", value_name="raw").dropna(subset="raw")
     made = [SCALES[name] for name in rows["measure"]]
-    return rows.assign(
+    rows = rows.drop(columns="time_percentiles_us", errors="ignore").assign(
         metric=[metric for metric, _, _ in made],
         unit=[unit for _, unit, _ in made],
         value=[raw * factor for raw, (_, _, factor) in zip(rows["raw"], made, strict=True)],
+    )
+    if "time_percentiles_us" in wide:
+        plain.remove("time_percentiles_us")
+        each = wide[[*plain, "time_percentiles_us"]].explode("time_percentiles_us")
+        value = each.pop("time_percentiles_us").astype(float) * 1e-6
+        rows = pd.concat([rows, each.assign(metric="time", unit="s", value=value)])
+    return rows.assign(
         engine="emulation",
         trial=0,
         status="complete",
         kernel=environment.get("kernel"),
         run=place.stem,
     ).drop(columns=["measure", "raw"])
+
+
+def _share(telemetry: dict[str, Any], part: str) -> float | None:
+    """Return the share of a part's classes, or of what has no class, in the CPU time of
+    collectives, of all hosts and switches; None without samples.
+    """
+    classes = load_classes()
+    inside = [(each[2], each[4]) for each in telemetry["samples"] if each[0] != MACHINE]
+    total = sum(number for _, number in inside)
+    found = sum(n for name, n in inside if (classes.part(name) or UNCLASSIFIED) == part)
+    return found / total if total else None

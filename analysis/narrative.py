@@ -15,7 +15,16 @@ from testbed.host.machine import caution
 from testbed.plan import MAX_MTU
 from testbed.results import Run
 
-__all__ = ["Step", "answer", "duration", "frames", "next_steps", "offloads", "times"]
+__all__ = [
+    "Step",
+    "answer",
+    "duration",
+    "frames",
+    "next_steps",
+    "offloads",
+    "simulation_of",
+    "times",
+]
 
 NEGLIGIBLE = 0.02  # ratios closer to 1 are called equal: runs on a shared machine differ as much
 
@@ -62,10 +71,13 @@ def next_steps(run: Run) -> list[Step]:
     scenario = run.manifest["scenario"]
     words = run.manifest.get("command") or []
     path = shlex.quote(words[2]) if len(words) > 2 else "SCENARIO.toml"
-    begin, steps = f"sudo .venv/bin/testbed run {path}", []
+    simulated = simulation_of(run) is not None
+    command = f".venv/bin/testbed run {path}"
+    begin = f"{command} --set scenario.engine=simulation" if simulated else f"sudo {command}"
+    steps = []
     if not scenario["faults"]:
         steps.append(Step(f"{begin} --fault 'drop p=0.01'", "loses one frame in a hundred"))
-    if not scenario.get("telemetry", {}).get("enabled"):
+    if not (simulated or scenario.get("telemetry", {}).get("enabled")):
         steps.append(Step(f"{begin} --telemetry", "shows where the CPU time goes"))
     if scenario["fabric"]["mtu"] < MAX_MTU:
         setting = f"--set fabric.mtu={MAX_MTU}"
@@ -105,6 +117,12 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     rival = str((others[rivals] if rivals else others).idxmin())
     gain = split.loc[rival, "epoch"] - split.loc[best, "epoch"]
     if split.loc[rival, "epoch"] / split.loc[best, "epoch"] < 1 + NEGLIGIBLE:
+        if simulation_of(run):
+            yield (
+                f"The {duration(gain)} between {best} and {rival} are less than what the models"
+                " leave out: treat them as equal."
+            )
+            return
         yield (
             f"The {duration(gain)} between {best} and {rival} are within the difference between"
             " two runs on one machine: treat them as equal."
@@ -123,7 +141,8 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         f" {signed(reduce)} are in {where}, {signed(compute)} in computing, the same work in"
         f" both cases{beside}, and {signed(gain - reduce - compute)} in neither."
     )
-    yield _noise(split, best, rival, gain)
+    if not simulation_of(run):
+        yield _noise(split, best, rival, gain)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
@@ -161,9 +180,9 @@ def _sent(run: Run, split: pd.DataFrame, best: str, rival: str) -> Iterator[str]
     yield (
         f"{report.every.capitalize()}'s {report.noun} put"
         f" {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"
-        f" {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, of which"
+        f" {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival};"
         f" {counts.loc[best, 'retransmissions']:.3g} and {counts.loc[rival, 'retransmissions']:.3g}"
-        f" packets were sent again; and the ranks' processes spent {duration(cpu[best])} and"
+        f" packets were sent again; the ranks' processes spent {duration(cpu[best])} and"
         f" {duration(cpu[rival])} of CPU time in it per epoch."
     )
 
@@ -183,7 +202,7 @@ def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
 
 def _cautions(run: Run) -> Iterator[str]:
     busy = caution(run.manifest["load_average"], run.manifest["cpus"])
-    if busy:
+    if busy and not simulation_of(run):
         yield busy
     for fault, counts in events(run).groupby("fault", sort=False):
         if (counts["happened"] < counts["turns"]).any():
@@ -203,8 +222,16 @@ def _cautions(run: Run) -> Iterator[str]:
         )
 
 
+def simulation_of(run: Run) -> str | None:
+    """Return what a simulated run computed with; None if it was emulated."""
+    hardware = run.manifest.get("hardware")
+    return f"simulated, hardware {hardware['name']}" if hardware else None
+
+
 def offloads(run: Run) -> str:
     """Say what offloads sockets had."""
+    if simulation_of(run):
+        return "up to 64 KiB of segments a call for sockets"
     if met_one_by_one(run):
         return (
             "checksum and segmentation offloads off for sockets, so that faults meet frames as a"
@@ -215,6 +242,8 @@ def offloads(run: Run) -> str:
 
 def frames(run: Run) -> str:
     """Say what the sockets' packet counts mean."""
+    if simulation_of(run):
+        return "in a simulation each is a frame"
     if run.manifest["scenario"]["fabric"]["offload"] == "on" and not met_one_by_one(run):
         return "with offloads on, one may carry up to 64 KiB"
     return "with segmentation offloads off, each is a frame"

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from analysis import cpu_time, narrative, summary
 from analysis.bench import alone
 from analysis.figures import Plot, draw_all
-from analysis.style import scale_of
+from analysis.style import number, scale_of
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
 from testbed.results import Run, RunFolder, load_run
@@ -51,6 +51,7 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         reasons=reasons,
         caveats=caveats,
         offloads=narrative.offloads(run),
+        simulated=narrative.simulation_of(run),
         again=again(place or path),
         plots=plots,
         report=report_of(run),
@@ -124,13 +125,6 @@ def unfinished(run: Run) -> str:
     text = f"Caution: this run did not finish (its status is {run.manifest['status']}), and so"
     error = run.manifest.get("error")
     return f"{text} shows what was measured until then{f': {error}' if error else ''}."
-
-
-def number(value: float) -> str:
-    """Write a number with three digits, never with an exponent."""
-    if value != value:
-        return "none"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def timed(
@@ -251,6 +245,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("started", f"{manifest['started']}, {manifest['seconds']:.0f} s"),
         ("seed", str(manifest["seed"])),
         *([("data set", data_set(data))] if data else []),
+        *([("hardware", hardware["source"])] if (hardware := manifest.get("hardware")) else []),
         ("plan", manifest["plan_hash"]),
         ("commit", manifest["git_commit"] or "no checkout"),
         ("kernel", manifest["kernel"]),

@@ -19,9 +19,11 @@ __all__ = [
     "PART_COLOURS",
     "STYLE",
     "mark",
+    "number",
     "save",
     "scale_of",
     "style_of",
+    "styles_of",
 ]
 
 FORMATS = ("png", "svg", "pdf")
@@ -57,6 +59,18 @@ BACKEND_STYLES = {
     "xdp-ring/origin": ("#e69f00", "-", "v"),
     "xdp-ring/timer": ("#cc79a7", ":", "D"),
 }
+
+SERIES = (
+    ("#333333", "-", "o"),
+    ("#d55e00", "--", "s"),
+    ("#0072b2", "-.", "^"),
+    ("#009e73", ":", "D"),
+    ("#cc79a7", "-", "v"),
+    ("#e69f00", "--", "P"),
+    ("#56b4e9", "-.", "X"),
+    ("#5e3c99", ":", "*"),
+)
+"""For what is no transport."""
 
 # Computing is blue, user space of collectives orange, the network stack green, the testbed's
 # programs red, the rest of the kernel purple. Neighbours differ in lightness, so that they are told
@@ -111,6 +125,17 @@ def style_of(name: str) -> tuple[str, str, str]:
     return BACKEND_STYLES.get(name) or BACKEND_STYLES.get(plain) or ("#555555", "-", "x")
 
 
+def styles_of(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+    """Return the styles of what is shown together: transports have their own, other names, such as
+    variants of one, take those that are left in turn.
+    """
+    found = {name: style_of(name) for name in names}
+    others = [name for name in found if style_of(name)[2] == "x"]
+    taken = {style for name, style in found.items() if name not in others}
+    free = [style for style in SERIES if style not in taken]
+    return found | {name: free[at % len(free)] for at, name in enumerate(others)}
+
+
 def scale_of(seconds: Iterable[float]) -> tuple[float, str]:
     """Return the factor and the unit in which times are read best, by the largest."""
     largest = max((abs(value) for value in seconds if value == value), default=0.0)
@@ -118,6 +143,13 @@ def scale_of(seconds: Iterable[float]) -> tuple[float, str]:
         if largest * factor >= 1:
             return factor, unit
     return (1e6, "µs") if largest else (1.0, "s")
+
+
+def number(value: float) -> str:
+    """Write a number with three digits, never with an exponent."""
+    if value != value:
+        return "none"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def mark(figure: Figure, text: str) -> None:

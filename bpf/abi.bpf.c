@@ -5,11 +5,13 @@
  * clang emits BTF for the types of global variables and for the types that these contain, but not
  * for types that are only declared. So each type that no other type contains is named here once.
  */
+#include "shared/additions_abi.h"
 #include "shared/adjacency_native_abi.h"
 #include "shared/capture_abi.h"
 #include "shared/delay_abi.h"
 #include "shared/fault_abi.h"
 #include "shared/mesh_native_abi.h"
+#include "shared/partition_native_abi.h"
 #include "shared/pinch_native_abi.h"
 #include "shared/ring_native_abi.h"
 #include "shared/tap_abi.h"
@@ -20,6 +22,8 @@
 #define KEEP(type) KEEP_AS(type, __COUNTER__)
 #define KEEP_AS(type, number) KEEP_IN(type, number)
 #define KEEP_IN(type, number) type keep_##number
+
+KEEP(enum additions_size);
 
 KEEP(enum net_value);
 KEEP(enum ring_value);
@@ -55,6 +59,7 @@ KEEP(enum ring_outcome);
 KEEP(struct lanes);
 KEEP(struct ring_layout);
 KEEP(struct ring_segment);
+KEEP(struct ring_plan);
 KEEP(struct ring_status_record);
 KEEP(struct ring_quiet);
 KEEP(struct ring);
@@ -104,7 +109,11 @@ KEEP(struct pinch_format);
 KEEP(struct pinch_landings);
 KEEP(struct pinch);
 
+KEEP(enum ring_reduced);
+KEEP(enum tcp_ring_op);
+KEEP(enum tcp_ring_operation);
 KEEP(enum tcp_ring_outcome);
+KEEP(enum tcp_ring_type);
 KEEP(struct tcp_ring);
 KEEP(enum mesh_kind);
 KEEP(enum mesh_step);
@@ -113,6 +122,12 @@ KEEP(struct mesh_peer);
 KEEP(struct mesh);
 KEEP(enum adjacency_sum);
 KEEP(struct adjacency);
+
+KEEP(enum partition_size);
+KEEP(enum partition_owner);
+KEEP(struct partition);
+KEEP(struct fennel);
+KEEP(struct rmat);
 
 KEEP(enum capture_size);
 KEEP(struct capture_config);

@@ -4,6 +4,7 @@
  * (testbed/capture/wiretap.py).
  */
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <bpf/bpf_helpers.h>
 
 #include "shared/capture_abi.h"
@@ -54,7 +55,9 @@ int capture(struct xdp_md *ctx)
 
 	if (copied > config.snap)
 		copied = config.snap;
-	if (copy && copied > 0 && copied <= CAPTURE_BYTES &&
+	/* No frame is shorter than its header, and the verifier before Linux 6.8 does not see that
+	 * what is not 0 is at least 1. */
+	if (copy && copied >= ETH_HLEN && copied <= CAPTURE_BYTES &&
 	    !bpf_xdp_load_bytes(ctx, 0, copy->data, copied)) {
 		copy->head.time = bpf_ktime_get_ns();
 		copy->head.end = config.end;

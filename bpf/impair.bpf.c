@@ -104,13 +104,15 @@ static __always_inline enum fault_way impair_decide(void *ctx, bool xdp, struct 
 						    struct fault_link **link,
 						    struct fault_verdict **verdict)
 {
+	__u32 i, size = fault_head_size(head->length);
 	enum fault_way way;
 	__u8 byte;
-	__u32 i;
 
-	head->size = fault_head_size(head->length);
-	if (!head->size || impair_load(ctx, xdp, 0, &head->frame, head->size))
+	/* for the verifier: before Linux 6.8 it does not see that what is not 0 is at least 1 */
+	barrier_var(size);
+	if (size < ETH_HLEN || impair_load(ctx, xdp, 0, &head->frame, size))
 		return FAULT_NONE;
+	head->size = size;
 	way = fault_decide(head, packet, link, verdict);
 	if (way != FAULT_MEET)
 		return way;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Ring all-reduce in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py,
+/* The ring in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py,
  * compared frame by frame by the tests.
  *
  * Chunk c belongs to rank c % ranks, its owner. In the reduce-scatter phase each rank adds its
@@ -13,6 +13,9 @@
  * result. So a chunk resumes at the hop where it was lost. Partial sums live in frames, and
  * programs never write inputs, so a reduce-scatter phase can also start over (`round`), if a
  * process has refused the result or no buffer has the partial sum.
+ *
+ * Chunks of a reduce-scatter, an all-gather and a broadcast take one of the phases alone (struct
+ * ring_tensor).
  */
 #include "ring_submission.h"
 

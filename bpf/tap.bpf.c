@@ -23,7 +23,7 @@ SEC("xdp.frags")
 int tap(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	__u32 length = bpf_xdp_get_buff_len(ctx);
+	__u64 length = bpf_xdp_get_buff_len(ctx), bounded;
 	struct tapped *copy;
 
 	if (frame_parse(data, data_end)) {
@@ -31,9 +31,15 @@ int tap(struct xdp_md *ctx)
 		if (copy) {
 			copy->pad = 0;
 			copy->length = 0;
-			if (length > 0 && length <= TAP_BYTES &&
-			    !bpf_xdp_load_bytes(ctx, 0, copy->data, length))
-				copy->length = length;
+			bounded = length;
+			if (bounded > TAP_BYTES)
+				bounded = 0;
+			/* For the verifier: no frame is shorter than its header, and before Linux
+			 * 6.8 it does not see that what is not 0 is at least 1. */
+			barrier_var(bounded);
+			if (bounded >= sizeof(struct net_eth) &&
+			    !bpf_xdp_load_bytes(ctx, 0, copy->data, bounded))
+				copy->length = bounded;
 			bpf_ringbuf_submit(copy, BPF_RB_NO_WAKEUP);
 		}
 	}

@@ -33,16 +33,20 @@ __all__ = [
     "FabricOptions",
     "FabricPlan",
     "HostPlan",
+    "LargeFabricOptions",
     "LinkPlan",
     "SimulatedFabricOptions",
     "SwitchKind",
     "SwitchPlan",
+    "XdpMode",
     "plan_fabric",
 ]
 
 SwitchKind = Literal["bridge", "xdp"]
 Datapath = Literal["xdp", "sockets"]
 """What is attached to the links of a fabric: the testbed's programs, or none of them."""
+XdpMode = Literal["native", "generic"]
+"""Where XDP programs run: in the driver, on frames, or in the stack, on socket buffers."""
 
 MAX_HOSTS = 32
 #: A fat-tree of switches with 32 ports.
@@ -109,6 +113,22 @@ class FabricOptions(Table):
         le=MAX_QUEUES,
         description="queues of an interface; default: one per CPU",
     )
+    xdp: XdpMode = Field(
+        default="native",
+        description=(
+            "where the testbed's XDP programs run: native (in the driver) or generic (in the stack,"
+            " on socket buffers)"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _linear(self) -> Self:
+        """In the stack, a program sees only the linear part of a socket buffer."""
+        if self.xdp == "generic" and self.mtu > MAX_LINEAR_MTU:
+            raise ValueError(
+                f'mtu = {self.mtu}: must be {MIN_MTU} to {MAX_LINEAR_MTU} with xdp = "generic"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _as_the_topo_says(self) -> Self:
@@ -143,8 +163,16 @@ class FabricOptions(Table):
         )
 
 
-class SimulatedFabricOptions(FabricOptions):
+class LargeFabricOptions(FabricOptions):
     """A fabric that is simulated and never built, so that it may be larger."""
+
+    hosts: int = Field(
+        default=4, ge=1, le=MAX_SIMULATED_HOSTS, description="number of hosts, one rank each"
+    )
+
+
+class SimulatedFabricOptions(LargeFabricOptions):
+    """The fabric of a bench of the simulator, with the defaults that show its scale."""
 
     hosts: int = Field(
         default=64, ge=1, le=MAX_SIMULATED_HOSTS, description="number of hosts, one rank each"
@@ -220,6 +248,7 @@ class FabricPlan:
     :param mtu: MTU of every interface, bytes.
     :param offload: TSO, GSO, GRO and TX checksums on or off, at both ends of every link.
     :param queues: Receive and transmit queues of every interface.
+    :param xdp: Where the testbed's XDP programs run, ``native`` or ``generic``.
     """
 
     topology: str
@@ -230,6 +259,12 @@ class FabricPlan:
     mtu: int
     offload: bool
     queues: int
+    xdp: XdpMode = "native"
+
+    @property
+    def generic(self) -> bool:
+        """Whether XDP programs run in the stack."""
+        return self.xdp == "generic"
 
     def summary(self) -> dict[str, Any]:
         """What benches and reports show of the fabric."""
@@ -240,6 +275,7 @@ class FabricPlan:
             "mtu": self.mtu,
             "offload": "on" if self.offload else "off",
             "queues": self.queues,
+            "xdp": self.xdp,
         }
 
     def host(self, name: str) -> HostPlan:
@@ -293,6 +329,7 @@ def plan_fabric(
     queues: int | None = None,
     k: int | None = None,
     net: int = 0,
+    xdp: str = "native",
     model: type[FabricOptions] = FabricOptions,
 ) -> FabricPlan:
     """Plan a fabric.
@@ -313,6 +350,7 @@ def plan_fabric(
         "mtu": mtu,
         "queues": queues,
         "k": k,
+        "xdp": xdp,
     }
     options = checked(model, values, lambda place: f"{place[0]}:")
     if not 0 <= net <= 255:
@@ -354,6 +392,7 @@ def plan_fabric(
         mtu=mtu,
         offload=offload,
         queues=queues,
+        xdp=options.xdp,
     )
 
 

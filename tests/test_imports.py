@@ -68,6 +68,7 @@ SHARED_NAMES = {
     "scenario": "what is to be played",
     "sending": "what a rank sends, and how",
     "session": "the controller's side of a workload",
+    "simulated": "a scenario whose times are computed",
     "train": "training of one rank",
     "workload": "what a scenario trains or runs",
 }

@@ -30,6 +30,7 @@ ERRORS = [
     ({"mtu": 575}, "mtu: 575: must be 576 to 65535"),
     ({"mtu": 65_536}, "mtu: 65536: must be 576 to 65535"),
     ({"queues": 0}, "queues: 0: must be 1 to 64"),
+    ({"xdp": "skb"}, 'xdp: "skb": must be native or generic'),
     ({"net": 256}, "net: 256: must be 0 to 255"),
     ({"k": 2}, "k: 2 has no meaning for topology 'star', only for 'leaf-spine' and 'fat-tree'"),
     (

@@ -6,6 +6,9 @@
  * Such words add up like their lanes, so carries need no care, and come apart again as low =
  * (s32)word, high = (word - low) >> 32. For a maximum, lanes lie side by side unchanged.
  *
+ * If sums are packed, 32-bit lanes share words in the same way without being widened: the process
+ * keeps lanes so small, and gives each accumulator so few neighbours, that no sum overflows.
+ *
  * Several CPUs receive frames at once. Each CPU has its own bank of accumulators, which no other
  * CPU writes, so additions need not be atomic. Programs on one CPU do not interrupt each other,
  * because they run with softirqs off. The process adds up the banks.
@@ -15,7 +18,7 @@
 #include "pinch_work.h"
 
 struct pinch_row_work {
-	const __u64 *wide; /* the row, lanes at twice the width */
+	const __u64 *wide; /* the row as accumulators have it, mostly at twice the width */
 	__u32 bank;	   /* first accumulator */
 	__u32 first;	   /* first of the neighbours, in `pinch_edges` */
 	__u32 count;
@@ -39,6 +42,18 @@ static __always_inline void pinch_widen(__u64 word, __u64 *wide)
 		wide[0] = ((word & lanes) ^ sign) - sign;
 		wide[1] = ((word >> 16 & lanes) ^ sign) - sign;
 	}
+}
+
+/* Write a payload's word as accumulators have it, as one word or two. `at` is its index after the
+ * word that `wide` is for. */
+static __always_inline void pinch_unpack(__u64 word, __u64 *wide, __u32 at)
+{
+	const __u64 sign = 0x80000000;
+
+	if (pinch_config.packed)
+		wide[at] = (word ^ sign) - sign; /* the upper half lends one if the lower is < 0 */
+	else
+		pinch_widen(word, &wide[2 * at]);
 }
 
 /* All ones if a number is negative. There is neither a branch nor an arithmetic shift, because the
@@ -99,13 +114,13 @@ static __always_inline void pinch_add_words(__u64 *to, const __u64 *wide, __s64 
 {
 	__u32 i = 0;
 
-	for (; i + 8 <= PINCH_MAX_WIDE && i + 8 <= 2 * pinch_config.words; i += 8) {
+	for (; i + 8 <= PINCH_MAX_WIDE && i + 8 <= pinch_config.sum_words; i += 8) {
 #pragma unroll
 		for (int j = 0; j < 8; j++)
 			to[i + j] =
 				pinch_combine(to[i + j], wide[i + j], weight, aggregation, bits);
 	}
-	for (; i < PINCH_MAX_WIDE && i < 2 * pinch_config.words; i++)
+	for (; i < PINCH_MAX_WIDE && i < pinch_config.sum_words; i++)
 		to[i] = pinch_combine(to[i], wide[i], weight, aggregation, bits);
 }
 
@@ -135,7 +150,7 @@ static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 	__u32 offset = row->offset;
 	__u64 *a, *b, *c, *d;
 
-	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
+	if (offset > pinch_config.sum_words * (pinch_config.parts - 1))
 		return 1;
 	a = pinch_accumulator_of(row, 4 * k, offset);
 	/* After a NULL, all others are NULL as well, so the verifier walks through the loops of
@@ -166,7 +181,7 @@ static long pinch_add_edge(__u32 k, struct pinch_row_work *row)
 	__u32 offset = row->offset;
 	__u64 *to;
 
-	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
+	if (offset > pinch_config.sum_words * (pinch_config.parts - 1))
 		return 1;
 	to = pinch_accumulator_of(row, k, offset);
 	if (!to)

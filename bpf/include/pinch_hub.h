@@ -73,11 +73,11 @@ static __always_inline bool pinch_add_slice(struct pinch_control *c)
 	if (!hub || !words || !room)
 		return true;
 	row.first = hub->first + slice * pinch_config.slice;
-	row.offset = hub->part * 2 * pinch_config.words;
+	row.offset = hub->part * pinch_config.sum_words;
 	left = hub->count - slice * pinch_config.slice;
 	left = left < pinch_config.slice ? left : pinch_config.slice;
 	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < pinch_config.words; i++)
-		pinch_widen(words[i], &room->wide[2 * i]);
+		pinch_unpack(words[i], room->wide, i);
 	row.wide = room->wide;
 	row.count = left;
 	pinch_add_all(&row);

@@ -30,8 +30,8 @@ struct pinch_digest_work {
 	__u64 check; /* so far */
 };
 
-/* Take eight words: add them to the check, and copy them, at twice the width, to where additions
- * read them. */
+/* Take some words: add them to the check, and copy them, as accumulators have them, to where
+ * additions read them. */
 static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 {
 	const __u32 *weight;
@@ -41,20 +41,20 @@ static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 	if (i >= PINCH_MAX_STEPS)
 		return 1;
 	words = &w->scratch->raw[i * PINCH_STEP];
-	wide = &w->scratch->wide[2 * i * PINCH_STEP];
+	wide = &w->scratch->wide[(pinch_config.packed ? 1 : 2) * i * PINCH_STEP];
 	weight = &weights[2 * i * PINCH_STEP];
 #pragma unroll
 	for (int j = 0; j < PINCH_STEP; j++) {
 		__u64 word = words[j];
 
 		check += pinch_weigh(word, &weight[2 * j]);
-		pinch_widen(word, &wide[2 * j]);
+		pinch_unpack(word, wide, j);
 	}
 	w->check += check;
 	return 0;
 }
 
-/* The check of the payload in the scratch buffer. Its lanes are widened in the same pass. */
+/* The check of the payload in the scratch buffer. Its lanes are unpacked in the same pass. */
 static __always_inline __u64 pinch_digest(struct pinch_scratch *s, __u32 words)
 {
 	struct pinch_digest_work w = { .scratch = s };
@@ -97,9 +97,9 @@ static long pinch_receive_vertex(__u32 i, struct pinch_frame_work *w)
 		w->hubs++;
 		return 0;
 	}
-	row.wide = &w->scratch->wide[2 * at];
+	row.wide = &w->scratch->wide[pinch_config.packed ? at : 2 * at];
 	row.first = vertex->first;
-	row.offset = part * 2 * pinch_config.words;
+	row.offset = part * pinch_config.sum_words;
 	row.count = vertex->count;
 	pinch_add_all(&row);
 	w->edges += vertex->count;

@@ -154,6 +154,9 @@ static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
+	/* For the verifier of Linux 6.1: it forgets what a check says of copies on the stack, so
+	 * the compiler must not rely on this one to leave out `% RING_MAX_RANKS` elsewhere. */
+	barrier_var(sender);
 	if (sender >= pinch_config.ranks || sender >= RING_MAX_RANKS ||
 	    sender == pinch_config.rank || f->ip.source != pinch_config.peers[sender].ip) {
 		pinch_count(DROP_BAD_RANK, 1);

@@ -133,7 +133,9 @@ __noinline int ring_jumbo(struct xdp_md *ctx, __u32 index, __u32 length, __u64 *
 	__u32 place = RING_LINEAR_BYTES;
 	__u64 total = 0;
 
-	if (!sum || length > ring_config.chunk_bytes || ring_slice_head(ctx, index, 0, &total))
+	/* the first term spares the verifier of Linux 6.1 loops that it finds too complex */
+	if (ring_config.chunk_bytes <= RING_LINEAR_BYTES || !sum ||
+	    length > ring_config.chunk_bytes || ring_slice_head(ctx, index, 0, &total))
 		return -1;
 	for (; place + RING_PAGE <= length; place += RING_PAGE)
 		if (ring_slice_page(ctx, index, place, &total))

@@ -85,14 +85,14 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 
 	if (!hop || w->frame->hop != hop || w->frame->sender != ring_rank_before(ring_config.rank))
 		return ring_drop(w, DROP_BAD_RANK);
-	if (!ring_config.upstream && ring_holds_enough(w)) {
+	if (!ring_config.upstream && ring_holds_enough(w) && !ring_is_scattered(w, seq, w->index)) {
 		/* The owner lacks the result, which was sent on from here. */
 		if (!ring_verify(w, &sum))
 			return RING_GONE;
-		return ring_too_soon(w)
-			       ? RING_GONE
-			       : ring_send_result(w, ring_owner_of(w->index), w->frame->round,
-						  w->chunk->before[RING_STAGE_RESULT]);
+		return ring_too_soon(w) ? RING_GONE
+					: ring_send_result(w, ring_owner_of(w, seq, w->index),
+							   w->frame->round,
+							   w->chunk->before[RING_STAGE_RESULT]);
 	}
 	if (seq != mine && seq != seq_after(mine))
 		return ring_drop(w, DROP_BAD_SEQ);
@@ -107,20 +107,49 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 	return ring_fits(w) ? ring_reduce(w) : RING_GONE;
 }
 
+/* A frame of a broadcast has come back to the root: it becomes the next chunk. The first to come
+ * back counts, and a duplicate launches nothing. */
+static __always_inline enum ring_verdict ring_on_return(struct ring_work *w)
+{
+	__u64 reduced = word_read(&w->chunk->reduced), sum;
+
+	if (w->frame->sender != ring_rank_before(ring_config.rank))
+		return ring_drop(w, DROP_BAD_RANK);
+	if (w->frame->seq != seq_of(w->progress) || seq_of(reduced) != w->frame->seq)
+		return ring_drop(w, DROP_BAD_SEQ);
+	if (reduced & RING_RETURNED)
+		return ring_drop(w, DROP_DUPLICATE);
+	if (!ring_verify(w, &sum))
+		return RING_GONE;
+	ring_look_back(w);
+	if (!word_advance(&w->chunk->reduced, reduced, reduced | RING_RETURNED))
+		return ring_drop(w, DROP_DUPLICATE);
+	if (w->stream)
+		w->stream->progress += 1;
+	return ring_reload(w) ? ring_launch_next(w) : RING_GONE;
+}
+
 static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 {
-	__u32 seq = w->frame->seq, hop = ring_result_steps_to(w->index, ring_config.rank);
+	__u32 seq = w->frame->seq, hop = ring_result_steps_to(w, seq, w->index, ring_config.rank);
+	bool gathered = ring_is_gathered(w, seq, w->index);
 	__u8 round = w->frame->round;
 	__u64 result = word_read(&w->chunk->result), sum;
+	bool broadcast = ring_is_broadcast(w, seq, w->index);
+	__u32 end = ring_config.ranks + gathered + broadcast;
 	enum ring_taking taken;
 
+	if (broadcast && hop == 1 && w->frame->hop == ring_config.ranks + 1)
+		return ring_on_return(w);
 	if (w->frame->hop != hop)
 		return ring_drop(w, DROP_BAD_RANK);
 	if (seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE &&
 	    ring_round_of(result) >= round)
 		return ring_drop(w, DROP_DUPLICATE);
-	if (seq != seq_of(w->progress) || w->index >= (__u32)w->progress)
-		/* No sum is complete without this rank's input: a forgery, or a stale frame. */
+	/* No sum is complete without this rank's input, and none that is scattered travels: a
+	 * forgery, or a stale frame. What is only gathered needs no input. */
+	if (seq != seq_of(w->progress) || (w->index >= (__u32)w->progress && !gathered) ||
+	    ring_is_scattered(w, seq, w->index))
 		return ring_drop(w, DROP_BAD_SEQ);
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
@@ -130,13 +159,12 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 		return ring_drop(w, DROP_DUPLICATE);
 	if (!ring_reload(w))
 		return RING_GONE;
-	if (hop + 1 < ring_config.ranks) {
+	if (hop + 1 < end) {
 		w->frame->hop = hop + 1;
 		ring_enlist(w, seq, w->index, RING_STAGE_RESULT);
 		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	}
-	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w)
-									 : RING_GONE;
+	return taken == RING_TAKEN_FIRST && hop + 1 == end ? ring_launch_next(w) : RING_GONE;
 }
 
 /* Ask the owner to start the reduce-scatter phase of the frame's chunk over, in a round after
@@ -150,7 +178,7 @@ static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, 
 	w->frame->attempt = ++w->chunk->nacks;
 	w->frame->prev = RING_NOTHING;
 	ring_count(w, RING_RESENT);
-	return ring_send(w, ring_owner_of(w->index), w->length, 0);
+	return ring_send(w, ring_owner_of(w, w->frame->seq, w->index), w->length, 0);
 }
 
 /* Pass a nack on to the chunk's owner. It carries the lost frame's `prev`, so that the owner's
@@ -160,7 +188,7 @@ static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32
 	w->frame->prev = prev;
 	w->frame->hop = 1;
 	ring_count(w, RING_RESENT);
-	return ring_send(w, ring_owner_of(w->index), w->length, 0);
+	return ring_send(w, ring_owner_of(w, w->frame->seq, w->index), w->length, 0);
 }
 
 /* Retransmit the partial sum that the next rank lacks. */
@@ -213,7 +241,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
  */
 static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
-	bool mine = ring_is_mine(w->index), direct = !w->frame->hop,
+	bool mine = ring_is_mine(w, w->frame->seq, w->index), direct = !w->frame->hop,
 	     answers = ring_config.upstream || mine;
 	__u32 asker = direct ? w->frame->sender : ring_rank_after(w->frame->sender);
 
@@ -224,6 +252,8 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 	if (direct ? asker != ring_rank_after(ring_config.rank) : ring_config.upstream || !mine)
 		return ring_drop(w, DROP_BAD_RANK);
 	if (ring_holds_enough(w)) {
+		if (ring_is_scattered(w, w->frame->seq, w->index))
+			return ring_drop(w, DROP_NOT_HELD); /* the owner lacks nothing */
 		if (!answers)
 			return ring_pass_on(w, w->chunk->before[RING_STAGE_RESULT]);
 		if (asker == ring_config.rank)

@@ -12,13 +12,80 @@
 #include "ring_stream.h"
 #include "ring_payload.h"
 
-/* Turn the frame into the first hop of one of this rank's chunks. `again`: the chunk has been
- * launched before. */
+/* A chunk is done at this rank. Wake the process if it waits for no more. */
+static __always_inline void ring_count_stored(struct ring_work *w)
+{
+	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 ==
+	    *(volatile __u32 *)&w->control->wake_at) {
+		__u64 event = seq_of(w->progress);
+
+		bpf_ringbuf_output(&ring_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+	}
+}
+
+/* A result is in place: publish it. It counts once per collective, and again after it was refused.
+ */
+static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 round, __u64 sum)
+{
+	__u32 seq = seq_of(w->progress);
+
+	w->chunk->result_sum = sum;
+	w->chunk->before[RING_STAGE_RESULT] = RING_NOTHING;
+	__sync_lock_test_and_set(&w->chunk->result,
+				 word_of(seq, ring_result_of(round, RING_RESULT_DONE)));
+	ring_count(w, RING_STORED);
+	if (w->stream)
+		w->stream->progress += 1;
+	w->chunk->resent_us = 0; /* nacks are answered from now on */
+	if (seq_of(before) != seq || !ring_is_done(before))
+		ring_count_stored(w);
+}
+
+enum ring_taking {
+	RING_TAKEN_FIRST, /* the first result of the chunk in this sequence number */
+	RING_TAKEN_ANEW,  /* a result of a later round */
+	RING_NOT_TAKEN,
+};
+
+/* Store the frame's payload, which has been verified, as the result. A result that the process has
+ * verified stays as it is. */
+static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __u8 round, __u64 sum)
+{
+	__u32 seq = seq_of(w->progress);
+	void *data = bpf_map_lookup_elem(&ring_results, &w->index);
+	__u64 before = word_read(&w->chunk->result);
+	bool first = seq_of(before) != seq;
+
+	if (!data ||
+	    (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
+		return RING_NOT_TAKEN;
+	/* another CPU is writing the result of an earlier round */
+	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED)
+		return RING_NOT_TAKEN;
+	if (!first && ring_is_verified(w, before))
+		return word_advance(&w->chunk->result, before,
+				    word_of(seq, ring_result_of(round, ring_state_of(before))))
+			       ? RING_TAKEN_ANEW
+			       : RING_NOT_TAKEN;
+	if (!word_advance(&w->chunk->result, before,
+			  word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
+		return RING_NOT_TAKEN;
+	ring_payload_take(w->ctx, data, w->length);
+	if (!ring_reload(w))
+		return RING_NOT_TAKEN;
+	ring_stored(w, before, round, sum);
+	return first ? RING_TAKEN_FIRST : RING_TAKEN_ANEW;
+}
+
+/* Turn the frame into the first hop of one of this rank's chunks, and store a chunk that is only
+ * gathered as this rank's own result. `again`: the chunk has been launched before. */
 static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 round, bool again)
 {
 	__u32 index = w->index, seq = seq_of(w->progress);
 	void *input = bpf_map_lookup_elem(&ring_inputs, &index);
 	struct ring_tensor *tensor = ring_tensor_of(w, seq);
+	bool gathered = ring_is_gathered(w, seq, index);
+	enum ring_stage stage = gathered ? RING_STAGE_RESULT : RING_STAGE_PARTIAL;
 	struct ring_chunk *chunk = w->chunk;
 	__u32 length = tensor->length;
 	__u64 sum;
@@ -30,23 +97,26 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 	sum = chunk->input_sum;
 	if (ring_overtaken(w))
 		return ring_drop(w, DROP_OVERTAKEN);
+	w->length = length;
+	if (gathered && !again && ring_take_result(w, round, sum) == RING_NOT_TAKEN)
+		return ring_drop(w, DROP_DUPLICATE);
 	if (!ring_reload(w))
 		return RING_GONE;
-	w->frame->kind = RING_REDUCE;
+	w->frame->kind = gathered ? RING_RESULT : RING_REDUCE;
 	w->frame->seq = seq;
 	w->frame->chunk = index;
-	w->frame->hop = 1;
-	w->frame->flags = 0; /* ring_enlist may set one */
+	w->frame->hop = gathered ? 2 : 1; /* as if the previous rank had computed the result */
+	w->frame->flags = 0;		  /* ring_enlist may set one */
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
 	if (again) {
 		w->frame->attempt = ++chunk->attempt[seq & 1];
-		w->frame->prev = chunk->before[RING_STAGE_PARTIAL];
+		w->frame->prev = chunk->before[stage];
 		chunk->resent_us = now_us();
 		ring_count(w, RING_RESENT);
 	} else {
 		w->frame->attempt = round ? chunk->attempt[seq & 1] + 1 : 0;
-		ring_enlist(w, seq, index, RING_STAGE_PARTIAL);
+		ring_enlist(w, seq, index, stage);
 	}
 	return ring_send(w, ring_rank_after(ring_config.rank), length, sum);
 }
@@ -64,6 +134,8 @@ static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 	/* Round 0 is as low as a word of this sequence number can be. */
 	if (seq_of(reduced) == seq || !word_advance(&w->chunk->reduced, reduced, word_of(seq, 0)))
 		return RING_GONE;
+	if (ring_is_scattered(w, seq, w->index))
+		ring_count_stored(w);
 	return ring_launch(w, 0, false);
 }
 
@@ -77,9 +149,13 @@ static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 	__u64 progress = word_read(&w->control->progress);
 
 	w->index = ring_config.rank + ring_config.ranks * (__u32)next;
+	if (ring_tensor_of(w, seq_of(next))->root)
+		w->index = next; /* slots are all chunks, of which this rank may own none */
 	if (seq_of(next) != seq_of(progress) || w->index >= (__u32)progress)
 		return RING_GONE;
 	w->progress = progress;
+	if (!ring_is_mine(w, seq_of(progress), w->index))
+		return RING_GONE;
 	return ring_launch_first(w);
 }
 
@@ -90,11 +166,16 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 	__u64 reduced = word_read(&w->chunk->reduced);
 
 	/* A nack that names an earlier round comes from a rank that has not seen this one, which
-	 * may be lost. With `upstream` the ranks in between recover it hop by hop.
+	 * may be lost. With `upstream` the ranks in between recover it hop by hop, unless the chunk
+	 * is scattered: then they wait for no result, so they do not miss a later round.
 	 */
-	if (seq_of(reduced) == seq_of(w->progress) && (__u8)reduced > round)
-		return ring_config.upstream || ring_too_soon(w) ? RING_GONE
-								: ring_launch(w, reduced, true);
+	if (seq_of(reduced) == seq_of(w->progress) && (__u8)reduced > round) {
+		if (ring_is_scattered(w, seq_of(w->progress), w->index)
+			    ? ring_resent_lately(w)
+			    : ring_config.upstream || ring_too_soon(w))
+			return RING_GONE;
+		return ring_launch(w, reduced, true);
+	}
 	if (seq_of(reduced) != seq_of(w->progress) || (__u8)reduced != round || round == 0xff ||
 	    !word_advance(&w->chunk->reduced, reduced, reduced + 1))
 		return RING_GONE;
@@ -128,7 +209,7 @@ static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, _
 		return RING_GONE;
 	w->chunk->resent_us = now_us();
 	w->frame->kind = RING_RESULT;
-	w->frame->hop = ring_result_steps_to(w->index, to);
+	w->frame->hop = ring_result_steps_to(w, seq, w->index, to);
 	w->frame->flags = 0;
 	w->frame->round = ring_round_of(result) > round ? ring_round_of(result) : round;
 	w->frame->attempt = ++w->chunk->attempt[seq & 1];
@@ -170,8 +251,10 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
 		chunk = bpf_map_lookup_elem(&ring_chunks, &other);
-		/* If that chunk's result is here, the next rank has received its partial sum. */
-		if (chunk && seq_of(word_read(&chunk->result)) != seq) {
+		/* If that chunk's result is here, the next rank has received its partial sum. No
+		 * result of a scattered chunk comes, but the older of two has probably arrived. */
+		if (chunk && seq_of(word_read(&chunk->result)) != seq &&
+		    !ring_is_scattered(w, seq, other)) {
 			ring_count(w, RING_UNSAVED);
 			return;
 		}
@@ -217,66 +300,6 @@ static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round,
 	ring_count(w, RING_RESENT);
 	*outcome = ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	return true;
-}
-
-/* A result is in place: publish it. It counts once per collective, and again after it was refused.
- */
-static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 round, __u64 sum)
-{
-	__u32 seq = seq_of(w->progress);
-
-	w->chunk->result_sum = sum;
-	w->chunk->before[RING_STAGE_RESULT] = RING_NOTHING;
-	__sync_lock_test_and_set(&w->chunk->result,
-				 word_of(seq, ring_result_of(round, RING_RESULT_DONE)));
-	ring_count(w, RING_STORED);
-	if (w->stream)
-		w->stream->progress += 1;
-	w->chunk->resent_us = 0; /* nacks are answered from now on */
-	if (seq_of(before) == seq && ring_is_done(before))
-		return;
-	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 ==
-	    *(volatile __u32 *)&w->control->wake_at) {
-		__u64 event = seq;
-
-		bpf_ringbuf_output(&ring_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
-	}
-}
-
-enum ring_taking {
-	RING_TAKEN_FIRST, /* the first result of the chunk in this sequence number */
-	RING_TAKEN_ANEW,  /* a result of a later round */
-	RING_NOT_TAKEN,
-};
-
-/* Store the frame's payload, which has been verified, as the result. A result that the process has
- * verified stays as it is. */
-static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __u8 round, __u64 sum)
-{
-	__u32 seq = seq_of(w->progress);
-	void *data = bpf_map_lookup_elem(&ring_results, &w->index);
-	__u64 before = word_read(&w->chunk->result);
-	bool first = seq_of(before) != seq;
-
-	if (!data ||
-	    (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
-		return RING_NOT_TAKEN;
-	/* another CPU is writing the result of an earlier round */
-	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED)
-		return RING_NOT_TAKEN;
-	if (!first && ring_is_verified(w, before))
-		return word_advance(&w->chunk->result, before,
-				    word_of(seq, ring_result_of(round, ring_state_of(before))))
-			       ? RING_TAKEN_ANEW
-			       : RING_NOT_TAKEN;
-	if (!word_advance(&w->chunk->result, before,
-			  word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
-		return RING_NOT_TAKEN;
-	ring_payload_take(w->ctx, data, w->length);
-	if (!ring_reload(w))
-		return RING_NOT_TAKEN;
-	ring_stored(w, before, round, sum);
-	return first ? RING_TAKEN_FIRST : RING_TAKEN_ANEW;
 }
 
 /* Save the frame until the process has its input ready and kicks. `sum` is that of the payload,
@@ -353,12 +376,15 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 	__u64 expected, sum, reduced = word_read(&w->chunk->reduced), now;
 	__u32 seq = seq_of(w->progress);
 	__u8 round = w->frame->round;
-	bool last = w->frame->hop + 1 >= ring_config.ranks;
+	bool last = w->frame->hop + 1 >= ring_config.ranks,
+	     scattered = ring_is_scattered(w, seq, w->index);
+	enum ring_taking taken;
 
 	now = word_of(seq, round);
-	/* With `origin`, the owner restarts a phase that failed at a later hop, and the ranks
-	 * before that hop pass its frames on. */
-	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
+	/* With `origin`, and with a later round of a scattered chunk, the owner restarts a phase
+	 * that failed at a later hop, and the ranks before that hop pass its frames on. */
+	if (reduced != now ? !word_is_forward(reduced, now)
+			   : ring_config.upstream && !(scattered && round))
 		return ring_drop(w, DROP_DUPLICATE);
 	expected = ring_payload_expected(w) + w->chunk->input_sum;
 	if (ring_payload_add(w->ctx, w->index, w->length, &sum))
@@ -370,6 +396,8 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		return ring_drop(w, DROP_BAD_CHECKSUM);
 	if (reduced != now && !word_advance(&w->chunk->reduced, reduced, now))
 		return ring_drop(w, DROP_DUPLICATE);
+	if (scattered && !last && seq_of(reduced) != seq)
+		ring_count_stored(w);
 	if (!ring_reload(w))
 		return RING_GONE;
 	if (w->stream && reduced != now)
@@ -389,10 +417,13 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 			ring_repeat(w);
 		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	}
-	if (ring_take_result(w, round, sum) == RING_NOT_TAKEN)
+	taken = ring_take_result(w, round, sum);
+	if (taken == RING_NOT_TAKEN)
 		return ring_drop(w, DROP_DUPLICATE);
 	if (!ring_reload(w))
 		return RING_GONE;
+	if (scattered)
+		return taken == RING_TAKEN_FIRST ? ring_launch_next(w) : RING_GONE;
 	w->frame->kind = RING_RESULT;
 	w->frame->hop = 1;
 	ring_enlist(w, seq, w->index, RING_STAGE_RESULT);

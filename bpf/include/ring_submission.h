@@ -87,9 +87,11 @@ static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 		return RING_GONE;
 	if (seq_of(result) == seq && ring_state_of(result) == RING_RESULT_REFUSED)
 		return ring_send_nack(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
-	if (begun) /* a result of any round will do */
+	/* a result of any round will do */
+	if (begun || ring_is_gathered(w, seq, w->index))
 		return ring_send_nack(w, 0, RING_STAGE_RESULT);
-	return ring_is_mine(w->index) ? RING_GONE : ring_send_nack(w, 0, RING_STAGE_PARTIAL);
+	return ring_is_mine(w, seq, w->index) ? RING_GONE
+					      : ring_send_nack(w, 0, RING_STAGE_PARTIAL);
 }
 
 /* The process has refused the chunk's result of round `round`. */
@@ -97,7 +99,7 @@ static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
 
-	if (ring_is_mine(w->index))
+	if (ring_is_mine(w, seq_of(w->progress), w->index))
 		return ring_restart(w, round);
 	w->length = tensor->length;
 	if (!ring_resize(w, w->length))

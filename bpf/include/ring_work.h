@@ -68,6 +68,21 @@ static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, _
 	return &w->control->tensors[seq & 1];
 }
 
+/* Does the chunk end with the reduce-scatter phase? Only for a sequence number whose tensor this
+ * rank knows: its own, or the previous one. */
+static __always_inline bool ring_is_scattered(struct ring_work *w, __u32 seq, __u32 index)
+{
+	return index < ring_tensor_of(w, seq)->scattered;
+}
+
+/* Does the chunk begin with the all-gather phase? */
+static __always_inline bool ring_is_gathered(struct ring_work *w, __u32 seq, __u32 index)
+{
+	__u32 first = ring_tensor_of(w, seq)->gathered;
+
+	return first && index >= first;
+}
+
 static __always_inline __u32 ring_rank_after(__u32 rank)
 {
 	return rank + 1 >= ring_config.ranks ? 0 : rank + 1;
@@ -78,20 +93,27 @@ static __always_inline __u32 ring_rank_before(__u32 rank)
 	return rank ? rank - 1 : ring_config.ranks - 1;
 }
 
-static __always_inline __u32 ring_owner_of(__u32 index)
+/* Is the chunk part of a broadcast? */
+static __always_inline bool ring_is_broadcast(struct ring_work *w, __u32 seq, __u32 index)
 {
-	return index % ring_config.ranks;
+	return ring_tensor_of(w, seq)->root && ring_is_gathered(w, seq, index);
 }
 
-static __always_inline bool ring_is_mine(__u32 index)
+static __always_inline __u32 ring_owner_of(struct ring_work *w, __u32 seq, __u32 index)
 {
-	return ring_owner_of(index) == ring_config.rank;
+	return ring_is_broadcast(w, seq, index) ? ring_tensor_of(w, seq)->root - 1
+						: index % ring_config.ranks;
+}
+
+static __always_inline bool ring_is_mine(struct ring_work *w, __u32 seq, __u32 index)
+{
+	return ring_owner_of(w, seq, index) == ring_config.rank;
 }
 
 /* Hops from a chunk's owner to a rank in the reduce-scatter phase. */
 static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 {
-	__u32 owner = ring_owner_of(index);
+	__u32 owner = index % ring_config.ranks;
 
 	return rank >= owner ? rank - owner : rank + ring_config.ranks - owner;
 }
@@ -99,17 +121,23 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 /* Hops of a result to a rank, from the owner's previous rank, which computes it. To that rank
  * itself it takes a full turn of the ring: it receives a result only after it has refused its own.
  */
-static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
+static __always_inline __u32 ring_result_steps_to(struct ring_work *w, __u32 seq, __u32 index,
+						  __u32 rank)
 {
-	return ring_steps_to(index, rank) + 1;
+	return ring_steps_to(ring_owner_of(w, seq, index), rank) + 1;
 }
 
-/* Was the chunk retransmitted within the holdoff? With `origin`, all ranks that lack it nack it at
- * once. */
+/* Was the chunk retransmitted within the holdoff? */
+static __always_inline bool ring_resent_lately(struct ring_work *w)
+{
+	return w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
+}
+
+/* With `origin`, all ranks that lack a chunk nack it at once: ignore those that come within the
+ * holdoff. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
-	return !ring_config.upstream && w->chunk->resent_us &&
-	       now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
+	return !ring_config.upstream && ring_resent_lately(w);
 }
 
 /* Has this rank's process verified all results of a sequence number? If it has entered a later one,

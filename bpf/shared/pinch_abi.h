@@ -68,11 +68,13 @@ struct pinch_config {
 	__u32 rank;
 	__u32 ranks;
 	__u32 group;
-	__u32 words;   /* words of a vertex in a frame */
-	__u32 parts;   /* frames that an embedding takes */
-	__u32 rows;    /* vertices in a full frame */
-	__u32 payload; /* payload of a full frame, bytes */
-	__u32 bits;    /* bits of a lane on the wire; an accumulator has twice as many */
+	__u32 words;	 /* words of a vertex in a frame */
+	__u32 parts;	 /* frames that an embedding takes */
+	__u32 rows;	 /* vertices in a full frame */
+	__u32 payload;	 /* payload of a full frame, bytes */
+	__u32 bits;	 /* bits of a lane on the wire; an accumulator has twice as many */
+	__u32 packed;	 /* 1: sums of 32-bit lanes, which are small enough, have 32 bits, too */
+	__u32 sum_words; /* words of a vertex in an accumulator, for each of its parts */
 	__u32 aggregation;
 	__u32 targets;	/* accumulators per bank */
 	__u32 banks;	/* one for each CPU that aggregates */

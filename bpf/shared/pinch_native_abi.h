@@ -29,7 +29,7 @@ struct pinch_format {
 	__u32 maximum; /* accumulators hold maxima, not sums */
 	__s32 limit;   /* largest magnitude of a lane */
 	__u32 plain;   /* rows are sent as they are, float32 */
-	__u32 pad;
+	__u32 packed;  /* sums of 32-bit lanes have 32 bits; a target may have several */
 };
 
 /* The frames that have landed, and the rows that this rank needs of them. */

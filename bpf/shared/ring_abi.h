@@ -51,6 +51,14 @@ struct ring_tensor {
 	__u32 total;  /* chunks */
 	__u16 length; /* payload of a frame, bytes */
 	__u16 tag;
+	/* Chunks before this one end with the reduce-scatter phase: the rank that completes the sum
+	 * is the only one that wants it. 0 in an all-reduce. */
+	__u32 scattered;
+	/* Chunks from this one on begin with the all-gather phase: the owner's input is the result.
+	 * 0: none do. */
+	__u16 gathered;
+	__u16 root; /* the rank that owns all these chunks, and 1; 0: each has an owner of its own
+		     */
 };
 
 /* One cache line that the process writes, one that the kernel writes. */
@@ -65,14 +73,15 @@ struct ring_control {
 	__u32 nack_holdoff_us;
 	__u32 verified; /* latest sequence number whose results the process has verified */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
-	__u32 pad0[5];
+	__u32 pad0;
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	/* streams, a bit each, whose answers to probes have come from the previous rank */
 	__u64 flushed;
 	/* enum ring_reason << 32 | ranks that are blamed, a bit each; 0: no rank is known to have
 	 * given up. Programs set it once, to what they hear first. */
 	__u64 ended;
-	__u32 stored;  /* results of this sequence number */
+	/* results of this sequence number, and scattered chunks that this rank has sent on */
+	__u32 stored;
 	__u32 sq_head; /* work requests that programs have taken, since the start */
 	__u32 lossy;   /* sequence number in which this rank last saw a sign of loss; 0: none yet */
 	__u32 pad1[7];
@@ -95,7 +104,7 @@ struct ring_chunk {
 	__u64 input_sum; /* sum of the input's words; the process writes it */
 	__u64 result_sum;
 	/* seq << 32 | round of the latest partial sum that this rank has added its input to and
-	 * sent */
+	 * sent; at the root of a broadcast also RING_RETURNED, when the frame has come back */
 	__u64 reduced;
 	__u64 result;	 /* seq << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: `prev` of the chunk's frame when it was first sent */
@@ -189,6 +198,10 @@ struct ring_nacks {
 	__u32 pad;
 	struct ring_nack_queue fresh;
 	struct ring_nack_queue again; /* nacked before: the nack or its answer may be lost too */
+};
+
+enum ring_reduced {
+	RING_RETURNED = 0x100,
 };
 
 enum ring_early_state {

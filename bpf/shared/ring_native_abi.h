@@ -17,9 +17,12 @@ enum ring_outcome {
 	/* one of this rank's values is not finite: ring_finish with a status that says so, wait,
 	 * ring_complete */
 	RING_NONFINITE,
-	RING_FAULTY, /* a rank's status has more than an exponent */
-	RING_MISFIT, /* the predicted exponent was too low or wastes too much precision */
-	RING_FAILED, /* see `error` */
+	RING_FAULTY,   /* a rank's status has more than an exponent */
+	RING_MISFIT,   /* the predicted exponent was too low or wastes too much precision */
+	RING_FAILED,   /* see `error` */
+	RING_DECLINED, /* nothing has been sent: this collective is one for Python */
+	/* the first part of a reduce-scatter or all-gather is not over: recover, then ring_go_on */
+	RING_APART,
 };
 
 /* The format of lanes; Lanes of testbed/protocol/lanes.py. */
@@ -50,18 +53,36 @@ struct ring_layout {
 	__u32 length;	 /* payload of a frame: the last word is the check */
 	__u32 block;	 /* chunks quantized and published at a time */
 	__u32 window;	 /* frames in flight per rank; 0: as many as the group allows */
+	/* As of struct ring_tensor. With one of them, `count` is 0, and each rank, or the root, has
+	 * a block of `share` bytes, which begins `stride` bytes before that of the next rank. */
+	__u32 scattered;
+	__u32 gathered;
+	__u32 root;
+	__u64 share;
+	__u64 stride;
+};
+
+/* A part of a tensor that is reduced by a collective of its own, and the prediction of its
+ * exponent: ScaleGuess of testbed/protocol/scale.py. */
+struct ring_segment {
+	const struct ring_layout *layout;
+	__u64 first;	/* its first value in the tensor */
+	__s32 exponent; /* to quantize with */
+	__s32 highest;	/* largest exponent of the last `calm` collectives */
+	__u32 calm;	/* collectives in a row for which the exponent was too high */
+	__s32 tagged;	/* the exponent that `tag` stands for */
+	__u16 tag;	/* that frames of its collectives carry, if has_tag */
+	__u8 known;	/* there is a prediction */
+	__u8 has_tag;
 	__u32 pad;
 };
 
-/* A part of a tensor that is reduced by a collective of its own. */
-struct ring_segment {
-	const struct ring_layout *layout;
-	__u64 first; /* its first value in the tensor */
-	__u32 seq;
-	__s32 exponent;
-	__s32 seen; /* exponent of the group's greatest magnitude, once it is reduced */
-	__u16 tag;
-	__u16 pad;
+/* All segments of tensors of one size. */
+struct ring_plan {
+	__u64 size; /* values of such a tensor */
+	struct ring_segment *segments;
+	__u32 count;
+	__u32 pad;
 };
 
 /* A CPU's stream from the previous rank, as the process sees it. */
@@ -92,7 +113,7 @@ struct ring {
 	__u32 in_recovery; /* the last stall nacked a frame that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
-	__u32 yields;	      /* times that a collective yields the CPU before it sleeps */
+	__u32 yields;	      /* times that a collective may yield the CPU before it sleeps */
 	__u32 patience;	      /* yields that this collective has left */
 	__u32 slack;	      /* bits of precision that an exponent may waste */
 	__s32 least_exponent; /* that the status has a byte for */
@@ -113,6 +134,19 @@ struct ring {
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that failed their check */
 	__u64 quantize_ns, communicate_ns, wait_ns, dequantize_ns;
+	/* For whole tensors. */
+	const struct ring_plan *plans;
+	__u32 plan_count;
+	__u32 seq;	     /* of the last collective */
+	__s32 most_exponent; /* up to which sums cannot exceed float32 */
+	__u32 calm_most;     /* collectives after which an exponent that is too high is lowered */
+	__u32 within;	     /* a collective has begun and is not complete */
+	__u32 reduced;	     /* segments of the tensor that are done */
+	__u32 stream;	     /* the tensor is so large that its results bypass the cache */
+	__u32 pad2;
+	/* For waits that yield the CPU. */
+	__u32 sleeps;  /* collectives that are not to yield, because others want the CPU */
+	__u32 backoff; /* what `sleeps` was set to last */
 	/* Results of the last collective. */
 	__s32 seen;	 /* exponent of the group's greatest magnitude */
 	__u32 magnitude; /* greatest magnitude of this rank */

@@ -1,4 +1,4 @@
-"""``testbed bench allreduce``: the controller's side."""
+"""``testbed bench allreduce``, ``reducescatter`` and ``allgather``: the controller's side."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,16 +13,26 @@ from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.observed import Observed, times_of
 from testbed.bench.observer import Observer
-from testbed.bench.row import MAX_ITERATIONS, Row, Turn, backend_of, make_row
+from testbed.bench.operations import ALL_REDUCE, Operation
+from testbed.bench.row import (
+    MAX_ITERATIONS,
+    Row,
+    Turn,
+    backend_of,
+    make_row,
+    turns_of,
+    width_of,
+)
 from testbed.bench.sizes import check_room
 from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.mpi.mpi import initialize
 from testbed.collectives.registry import BACKENDS, check_names, modules_of
 from testbed.comm.group import make_groups
-from testbed.comm.options import CollectiveOptions
+from testbed.comm.options import DATATYPES, OPS, CollectiveOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError
 from testbed.core.logs import logger_of
+from testbed.core.numbers import shown
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.host.estimates import allowance
@@ -39,7 +49,6 @@ logger = logger_of(__name__)
 
 SOCKETS_MTU = 1500
 COPIES = 9
-MAX_TURNS = 5  # into which each backend's iterations of a size are cut
 TURN_TIMEOUT = 300.0  # seconds; MPI has no deadline of its own
 
 
@@ -52,6 +61,11 @@ class Options:
     :param warmup: Untimed ones before each turn.
     :param check: Whether results are compared with the reference.
     :param collective: The options of all backends.
+    :param operation: What is measured. Where tensors have a block for each rank, sizes are rounded
+        down to what the ranks can share.
+    :param op: How values are reduced, one of `OPS`.
+    :param datatype: Their type, one of `DATATYPES`. Sizes are rounded down to whole values.
+    :param out_of_place: Whether each turn is done once more with results in memory of their own.
     :param telemetry: With it, each turn is repeated with telemetry on, and only then.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
@@ -65,15 +79,48 @@ class Options:
     collective: CollectiveOptions = CollectiveOptions()
     seed: int = 0
     telemetry: TelemetryOptions = TelemetryOptions()
+    operation: Operation = ALL_REDUCE
+    op: str = "sum"
+    datatype: str = "float"
+    out_of_place: bool = False
 
     def __post_init__(self) -> None:
         check_names(self.backends)
+        if self.op not in OPS:
+            raise SpecError(f"--op: {shown(self.op)}: must be one of {', '.join(OPS)}")
+        if self.datatype not in DATATYPES:
+            raise SpecError(f"-d: {shown(self.datatype)}: must be one of {', '.join(DATATYPES)}")
+        if self.operation.reduces:
+            self._check_reductions()
         if not 1 <= self.iterations <= MAX_ITERATIONS:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
             raise SpecError(f"-w: {self.warmup}: must be 0 to {MAX_ITERATIONS}")
         check_mtu(self.plan.mtu, self.backends, "--mtu", BACKENDS)
         check_room(max(self.sizes), len(self.plan.hosts), self.backends, allowance())
+
+    def _check_reductions(self) -> None:
+        """Check that all backends reduce such values in this way."""
+        for name in self.backends:
+            entry = BACKENDS[name]
+            for flag, given, allowed in (
+                ("--op", self.op, entry.ops),
+                ("-d", self.datatype, entry.datatypes),
+            ):
+                if given not in allowed:
+                    few = f"one of {', '.join(allowed)}" if len(allowed) > 1 else allowed[0]
+                    raise SpecError(
+                        f"{flag}: {given}: must be {few} with {name}; --backends chooses others"
+                    )
+        if self.op == "avg" and np.dtype(DATATYPES[self.datatype]).kind != "f":
+            others = ", ".join(op for op in OPS if op != "avg")
+            raise SpecError(f"--op: avg: must be one of {others} with -d {self.datatype}")
+
+    @property
+    def fitting(self) -> list[int]:
+        """The sizes that are measured."""
+        ranks, width = len(self.plan.hosts), width_of(self.datatype)
+        return list(dict.fromkeys(self.operation.fit(size, ranks, width) for size in self.sizes))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -97,10 +144,7 @@ class Options:
     @property
     def turns(self) -> list[int]:
         """Iterations of each turn, as equal as possible."""
-        turns = min(self.iterations, MAX_TURNS)
-        return [
-            self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)
-        ]
+        return turns_of(self.iterations, self.telemetry.enabled)
 
 
 class Session(Stacked):
@@ -161,7 +205,14 @@ class Session(Stacked):
             rendezvous=str(directory),
         )
         arguments = [
-            {"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")}
+            {
+                "name": name,
+                "spec": spec,
+                "barrier": str(directory / f"barrier-{name}"),
+                "operation": options.operation,
+                "op": options.op,
+                "dtype": DATATYPES[options.datatype],
+            }
             for spec in specs
         ]
         self._call(calls.open_rank, name, arguments)
@@ -200,9 +251,10 @@ class Session(Stacked):
 
         :param progress: Told what is going on.
         """
-        for size in self.options.sizes:
+        for size in self.options.fitting:
             absmax = self._prepare(size, progress)
             turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.labels}
+            apart: dict[str, list[list[Turn]]] = {name: [] for name in turns}
             watched: dict[str, list[tuple[Sequence[Turn], Profile]]] = {name: [] for name in turns}
             for number, iterations in enumerate(self.options.turns):
                 for name in self.options.labels:
@@ -214,9 +266,14 @@ class Session(Stacked):
                         "absmax": absmax,
                     }
                     turn = partial(self._call, calls.run_turn, name, arguments)
+                    turn_apart = partial(
+                        self._call, calls.run_turn, name, {**arguments, "in_place": False}
+                    )
                     if self._observer and number % 2:
                         watched[name].append(self._observer.sample(turn))
                     turns[name].append(turn())
+                    if self.options.out_of_place:
+                        apart[name].append(turn_apart())
                     if self._observer and not number % 2:
                         watched[name].append(self._observer.sample(turn))
             bound = self._copy(progress, size)
@@ -225,7 +282,14 @@ class Session(Stacked):
                 self._set_datapath(name)
                 counted = self._count_all(name, arguments) if watched[name] else None
                 observed = counted and Observed.of(watched[name], *counted)
-                yield make_row(name, size, turns[name], self._syscalls(name), observed, bound)
+                kind = self.options.operation, self.options.op, self.options.datatype
+                other = (
+                    make_row(name, size, apart[name], None, None, None, *kind)
+                    if apart[name]
+                    else None
+                )
+                syscalls = self._syscalls(name)
+                yield make_row(name, size, turns[name], syscalls, observed, bound, *kind, other)
 
     def _copy(self, progress: Callable[[str], None], size: int) -> float:
         """Seconds in which all ranks at once copy a tensor, the median."""
@@ -250,7 +314,7 @@ class Session(Stacked):
             progress(f"{size} B, inputs: {name}")
             fill = self.options.check and index == 0
             arguments = {
-                "count": size // 4,
+                "count": size // width_of(self.options.datatype),
                 "seed": self.options.seed,
                 "reference": str(path),
                 "fill": fill,

@@ -5,7 +5,7 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.bench.row import Row, algbw, backend_of, busbw
+from testbed.bench.row import Row, algbw, backend_of
 from testbed.core.numbers import format_size
 from testbed.host.machine import caution
 
@@ -38,10 +38,19 @@ _COLUMNS = [
 ]
 
 
+# after the others, if it was measured
+_OUT_OF_PLACE = [
+    ("median", "(us)", 10),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 7),
+]
+
+
 def _line(cells: Sequence[str]) -> str:
     return "  " + " ".join(
         f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
-        for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
+        for cell, (_, _, width) in zip(cells, [*_COLUMNS, *_OUT_OF_PLACE], strict=False)
     )
 
 
@@ -59,12 +68,19 @@ def _text(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def header_lines() -> list[str]:
-    """Names and units of the columns."""
-    return [
-        "#" + _line([name for name, _, _ in _COLUMNS])[1:].rstrip(),
-        "#" + _line([unit for _, unit, _ in _COLUMNS])[1:].rstrip(),
+def header_lines(out_of_place: bool = False) -> list[str]:
+    """Names and units of the columns; with those of results in memory of their own, also which
+    these are.
+    """
+    columns = [*_COLUMNS, *(_OUT_OF_PLACE if out_of_place else ())]
+    lines = [
+        "#" + _line([name for name, _, _ in columns])[1:].rstrip(),
+        "#" + _line([unit for _, unit, _ in columns])[1:].rstrip(),
     ]
+    if not out_of_place:
+        return lines
+    first = len(_line([""] * len(_COLUMNS)))
+    return ["#" + f"{'out-of-place':>{first + 13}}"[1:], *lines]
 
 
 def row_line(row: Row) -> str:
@@ -73,21 +89,34 @@ def row_line(row: Row) -> str:
         [
             row.backend,
             str(row.size),
-            str(row.size // 4),
-            "float",
-            "sum",
+            str(row.count),
+            row.datatype,
+            row.redop,
             f"{min(row.times) * 1e6:.1f}",
             f"{row.median * 1e6:.1f}",
             f"{row.p99 * 1e6:.1f}",
             f"{algbw(row.size, row.median):.3f}",
-            f"{busbw(row.size, row.median, row.hosts):.3f}",
+            f"{row.busbw:.3f}",
             str(row.wrong),
             str(row.packets),
             str(row.wire_bytes),
             str(row.retransmissions),
             "-" if row.syscalls_per_rank is None else f"{row.syscalls_per_rank:g}",
+            *_out_of_place_cells(row),
         ]
     )
+
+
+def _out_of_place_cells(row: Row) -> list[str]:
+    other = row.out_of_place
+    if other is None:
+        return []
+    return [
+        f"{other.median * 1e6:.1f}",
+        f"{algbw(other.size, other.median):.3f}",
+        f"{other.busbw:.3f}",
+        str(other.wrong),
+    ]
 
 
 def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
@@ -115,18 +144,20 @@ def average_lines(rows: Sequence[Row]) -> list[str]:
     """The mean of each backend's bus bandwidths, as at the end of nccl-tests' output."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        found.setdefault(row.backend, []).append(busbw(row.size, row.median, row.hosts))
+        found.setdefault(row.backend, []).append(row.busbw)
     lines = [f"#   {name:<13} {sum(values) / len(values):.3f}" for name, values in found.items()]
     return ["# Average bus bandwidth over all sizes (GB/s):", *lines] if lines else []
 
 
 def bound_lines(rows: Sequence[Row]) -> list[str]:
-    """Compare the largest tensor's times with that of copying it, which no all-reduce can beat."""
+    """Compare the largest tensor's times with that of copying it, which no all-reduce can beat.
+    Other collectives read or write a part of it only.
+    """
     size = max((row.size for row in rows), default=0)
     lines = [
         f"#   {format_size(size):>6}  {row.median / row.bound:5.2f}x  "
         f"{row.backend} {row.median * 1e6:.1f} us, copying {row.bound * 1e6:.1f} us"
         for row in rows
-        if row.size == size and row.bound
+        if row.size == size and row.bound and row.operation.cost == 2
     ]
     return ["# Over the time in which all ranks at once copy the tensor:", *lines] if lines else []

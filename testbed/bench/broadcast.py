@@ -71,6 +71,10 @@ class Row:
             "receivers": self.receivers,
             "size_bytes": self.size,
             "goodput_gbps": round(self.goodput, 6),
+            "time_percentiles_us": [
+                round(float(value) * 1e6, 3)
+                for value in np.percentile(self.measured.times, range(101))
+            ],
         }
         return {**self.measured.to_dict(), **values, **parameters}
 

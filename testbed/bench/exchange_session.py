@@ -12,10 +12,11 @@ import numpy as np
 
 from testbed.bench import exchange_calls as calls
 from testbed.bench.barrier import BarrierBroken
-from testbed.bench.observed import Observed, overhead
+from testbed.bench.observed import Observed, Overhead, overhead, telemetry_dict
 from testbed.bench.observer import Observer
-from testbed.bench.row import MAX_ITERATIONS, Turn
+from testbed.bench.row import MAX_ITERATIONS, Turn, turns_of
 from testbed.comm.collective import Counters
+from testbed.comm.entry import check_generic
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
 from testbed.core.closing import Stacked
@@ -39,7 +40,6 @@ __all__ = ["Case", "Measured", "Options", "Session"]
 
 logger = logger_of(__name__)
 
-MAX_TURNS = 5  # into which the iterations of an exchange in a case are split
 TURN_TIMEOUT = 300.0  # seconds
 
 
@@ -76,14 +76,12 @@ class Options:
         if len(self.plan.hosts) < 2:
             raise SpecError("--hosts: 1: must be 2 to 32, as one rank exchanges nothing")
         check_mtu(self.plan.mtu, self.exchanges, "--mtu", EXCHANGES)
+        check_generic(self.plan.xdp, self.exchanges, "--xdp", EXCHANGES)
 
     @property
     def turns(self) -> list[int]:
         """The iterations of each turn, as equal as possible."""
-        turns = min(self.iterations, MAX_TURNS)
-        return [
-            self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)
-        ]
+        return turns_of(self.iterations, self.telemetry.enabled)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -130,7 +128,7 @@ class Measured:
     send_syscalls: float | None
     receive_syscalls: float | None
     observed: Observed | None = None
-    overhead: float | None = None
+    overhead: Overhead | None = None
     words: str = ""
 
     @property
@@ -141,7 +139,7 @@ class Measured:
     def to_dict(self) -> dict[str, Any]:
         """The columns that the JSON rows of all benches have; counts are per exchange."""
         count = len(self.times)
-        telemetry = self.observed and {"overhead": self.overhead, **self.observed.to_dict()}
+        telemetry = telemetry_dict(self.observed, self.overhead)
         return {
             "exchange": self.exchange,
             "iterations": count,

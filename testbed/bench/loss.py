@@ -12,7 +12,7 @@ from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.observed import Observed
 from testbed.bench.observer import Observer
-from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
+from testbed.bench.row import MAX_ITERATIONS, Turn, make_row, shares
 from testbed.bench.sizes import check_room
 from testbed.collectives.registry import BACKENDS, modules_of
 from testbed.comm.collective import Counters
@@ -172,14 +172,11 @@ class Session(Stacked):
         options = self.options
         for loss in options.rates:
             cells = {name: _Progress() for name in options.variants}
-            turns = min(options.iterations, MAX_TURNS)
-            for turn in range(turns):
-                count = (
-                    options.iterations * (turn + 1) // turns - options.iterations * turn // turns
-                )
+            turns = shares(options.iterations, MAX_TURNS)
+            for turn, count in enumerate(turns):
                 for name, cell in cells.items():
                     if cell.failure is None:
-                        progress(f"{_text(loss)}, turn {turn + 1} of {turns}: {name}")
+                        progress(f"{_text(loss)}, turn {turn + 1} of {len(turns)}: {name}")
                         self._turn(name, cell, loss, count, turn)
             for name, cell in cells.items():
                 if loss and cell.failure is None and variant_of(name)[0] == "xdp-ring":

@@ -9,7 +9,17 @@ import numpy as np
 from testbed.comm.collective import Counters
 from testbed.telemetry.profile import Profile, combined
 
-__all__ = ["Observed", "Turn", "overhead", "times_of", "windows_of"]
+__all__ = [
+    "Observed",
+    "Overhead",
+    "Turn",
+    "overhead",
+    "telemetry_dict",
+    "times_of",
+    "windows_of",
+]
+
+_QUANTILE = 1.96  # of the normal distribution, for 95 %
 
 
 @dataclass(frozen=True)
@@ -59,21 +69,61 @@ class Observed:
         return {**self.profile.to_dict(), **counts}
 
 
-def overhead(plain: Sequence[Sequence[Turn]], observed: Observed | None) -> float | None:
+@dataclass(frozen=True)
+class Overhead:
+    """By what share telemetry makes an iteration longer.
+
+    :param low: Where the share is with a confidence of about 95 %; `high` is the other end. With
+        fewer than six pairs, nothing narrower than all of them is sure.
+    :param pairs: Of turns with and without telemetry.
+    """
+
+    share: float
+    low: float
+    high: float
+    pairs: int
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> "Overhead":
+        """From the ratio of each pair: the median, with the interval of the sign test."""
+        found = sorted(ratio - 1 for ratio in ratios)
+        count = len(found)
+        skipped = max(0, int((count - _QUANTILE * count**0.5) / 2) - 1)
+        return cls(float(np.median(found)), found[skipped], found[count - 1 - skipped], count)
+
+    def to_dict(self) -> dict[str, float]:
+        """For the JSON file."""
+        return {
+            "overhead": self.share,
+            "overhead_low": self.low,
+            "overhead_high": self.high,
+            "overhead_pairs": self.pairs,
+        }
+
+
+def overhead(plain: Sequence[Sequence[Turn]], observed: Observed | None) -> Overhead | None:
     """By what share telemetry makes an iteration longer; None without it.
 
-    The median, over pairs of turns that follow each other, of the ratio of their medians, less 1:
-    what changes from pair to pair, such as other work on the machine, has no part in it.
+    Each pair of turns that follow each other gives the ratio of their medians: what changes from
+    pair to pair, such as other work on the machine, has no part in it.
 
     :param plain: The turns without telemetry, by turn, then by rank.
     """
     if observed is None:
         return None
-    ratios = [
-        np.median(with_) / np.median(times_of(without))
-        for with_, without in zip(observed.times, plain, strict=True)
-    ]
-    return float(np.median(ratios)) - 1
+    return Overhead.of(
+        [
+            float(np.median(with_) / np.median(times_of(without)))
+            for with_, without in zip(observed.times, plain, strict=True)
+        ]
+    )
+
+
+def telemetry_dict(observed: Observed | None, cost: Overhead | None) -> dict[str, Any] | None:
+    """What a row of the JSON file has of telemetry; None without it."""
+    if observed is None:
+        return None
+    return {**(cost.to_dict() if cost else {}), **observed.to_dict()}
 
 
 def _spans(ranks: Sequence[Turn]) -> Iterator[tuple[float, float]]:

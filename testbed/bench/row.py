@@ -8,12 +8,44 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bench.observed import Observed, Turn, overhead, times_of
+from testbed.bench.observed import (
+    Observed,
+    Overhead,
+    Turn,
+    overhead,
+    telemetry_dict,
+    times_of,
+)
+from testbed.bench.operations import ALL_REDUCE, Operation
 from testbed.comm.collective import Counters
+from testbed.comm.options import DATATYPES
 
-__all__ = ["MAX_ITERATIONS", "Row", "Turn", "algbw", "backend_of", "busbw", "make_row"]
+__all__ = [
+    "MAX_ITERATIONS",
+    "Row",
+    "Turn",
+    "algbw",
+    "backend_of",
+    "make_row",
+    "shares",
+    "turns_of",
+    "width_of",
+]
 
 MAX_ITERATIONS = 1_000_000  # of a row: each is remembered
+MAX_TURNS = 5  # into which a row's iterations are cut
+OBSERVED_TURNS = 20  # the same with telemetry, whose overhead is told by pairs of turns
+
+
+def shares(iterations: int, most: int) -> list[int]:
+    """Iterations of each turn, as equal as possible, of at most `most` turns."""
+    turns = min(iterations, most)
+    return [iterations * (i + 1) // turns - iterations * i // turns for i in range(turns)]
+
+
+def turns_of(iterations: int, observed: bool) -> list[int]:
+    """The iterations of each turn of a row, with telemetry or without."""
+    return shares(iterations, OBSERVED_TURNS if observed else MAX_TURNS)
 
 
 def algbw(size: int, seconds: float) -> float:
@@ -21,18 +53,14 @@ def algbw(size: int, seconds: float) -> float:
     return size / seconds / 1e9
 
 
-def busbw(size: int, seconds: float, ranks: int) -> float:
-    """Bus bandwidth in GB/s: what a rank has to send at least, ``2 (n-1) / n`` of the tensor, over
-    the time.
-
-    nccl-tests, doc/PERFORMANCE.md.
-    """
-    return algbw(size, seconds) * 2 * (ranks - 1) / ranks
-
-
 def backend_of(label: str) -> str:
     """The name of the backend of a row."""
     return label.partition("@")[0]
+
+
+def width_of(datatype: str) -> int:
+    """Bytes of a value of a type in `DATATYPES`."""
+    return np.dtype(DATATYPES[datatype]).itemsize
 
 
 @dataclass(frozen=True)
@@ -43,6 +71,10 @@ class Row:
         allow.
     :param bound: Median time in which all ranks at once copy a tensor, which no all-reduce can
         beat: it reads its input, and writes its result.
+    :param operation: What was measured.
+    :param op: How it reduced values.
+    :param datatype: Their type, one of `DATATYPES`.
+    :param out_of_place: The same with the result in memory of its own, if that was measured.
     :param overhead: By what share telemetry makes an iteration longer; None without it.
     """
 
@@ -57,7 +89,26 @@ class Row:
     syscalls_per_rank: float | None
     observed: Observed | None = None
     bound: float | None = None
-    overhead: float | None = None
+    overhead: Overhead | None = None
+    operation: Operation = ALL_REDUCE
+    op: str = "sum"
+    datatype: str = "float"
+    out_of_place: "Row | None" = None
+
+    @property
+    def busbw(self) -> float:
+        """Bus bandwidth in GB/s: see `Operation.busbw`."""
+        return self.operation.busbw(self.size, self.median, self.hosts)
+
+    @property
+    def count(self) -> int:
+        """Elements, as nccl-tests counts them."""
+        return self.operation.count(self.size, self.hosts, width_of(self.datatype))
+
+    @property
+    def redop(self) -> str:
+        """How values are reduced, as nccl-tests says it."""
+        return self.op if self.operation.reduces else "none"
 
     @property
     def median(self) -> float:
@@ -71,26 +122,35 @@ class Row:
         """
         return float(np.percentile(self.times, 99))
 
-    def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The row for the JSON file."""
-        telemetry = self.observed and {"overhead": self.overhead, **self.observed.to_dict()}
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The times, what follows from them, and how many elements are wrong."""
         return {
-            "backend": self.backend,
-            "hosts": self.hosts,
-            "size_bytes": self.size,
-            "count": self.size // 4,
-            "type": "float",
-            "redop": "sum",
-            **parameters,
-            "iterations": len(self.times),
             "time_us": {
                 "min": round(min(self.times) * 1e6, 3),
                 "median": round(self.median * 1e6, 3),
                 "p99": round(self.p99 * 1e6, 3),
             },
             "algbw_gbps": round(algbw(self.size, self.median), 6),
-            "busbw_gbps": round(busbw(self.size, self.median, self.hosts), 6),
+            "busbw_gbps": round(self.busbw, 6),
             "wrong": self.wrong,
+        }
+
+    def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The row for the JSON file."""
+        telemetry = telemetry_dict(self.observed, self.overhead)
+        return {
+            "backend": self.backend,
+            "hosts": self.hosts,
+            "size_bytes": self.size,
+            "collective": self.operation.title,
+            "count": self.count,
+            "type": self.datatype,
+            "redop": self.redop,
+            **parameters,
+            "iterations": len(self.times),
+            **self.figures,
+            **({"out_of_place": self.out_of_place.figures} if self.out_of_place else {}),
             "packets": self.packets,
             "wire_bytes": self.wire_bytes,
             "retransmissions": self.retransmissions,
@@ -107,6 +167,10 @@ def make_row(
     syscalls: Sequence[int] | None,
     observed: Observed | None = None,
     bound: float | None = None,
+    operation: Operation = ALL_REDUCE,
+    op: str = "sum",
+    datatype: str = "float",
+    out_of_place: Row | None = None,
 ) -> Row:
     """Combine the turns of all ranks.
 
@@ -134,4 +198,8 @@ def make_row(
         observed=observed,
         bound=bound,
         overhead=overhead(turns, observed),
+        operation=operation,
+        op=op,
+        datatype=datatype,
+        out_of_place=out_of_place,
     )

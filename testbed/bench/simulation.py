@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bench.row import busbw
+from testbed.bench.operations import ALL_REDUCE
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.core.numbers import format_size
 from testbed.host import estimates
 from testbed.plan import FabricPlan, SimulatedFabricOptions
-from testbed.sim.calibration import read_calibration
+from testbed.sim.calibration import hardware_named
 from testbed.sim.hardware import Hardware
-from testbed.sim.presets import PRESETS
 from testbed.sim.ring import SimulatedRing
 from testbed.sim.trace import Trace
 from testbed.sim.train_ring import TrainRing
@@ -88,7 +87,7 @@ class Result:
             "hardware": {"name": options.hardware, "source": self.source},
             "model": "frames" if options.exact else "trains",
             "simulated_seconds": self.simulated,
-            "busbw_gb_per_s": busbw(options.size, self.simulated, options.fabric.hosts),
+            "busbw_gb_per_s": ALL_REDUCE.busbw(options.size, self.simulated, options.fabric.hosts),
             "frames": self.frames,
             "events": self.events,
             "events_per_second": round(self.events / run) if run else 0,
@@ -107,7 +106,7 @@ def measure(options: Options, tell: Callable[[str], None] = lambda text: None) -
     :raises CollectiveError: There was no progress for the timeout.
     :raises StorageError: The trace cannot be written.
     """
-    hardware = hardware_named(options.hardware)
+    hardware = hardware_named(options.hardware, "--hardware")
     if not options.size:
         raise SpecError("--size: 0: must be at least 4 bytes, a float32")
     if not 0 <= options.train <= MAX_TRAIN:
@@ -141,20 +140,6 @@ def measure(options: Options, tell: Callable[[str], None] = lambda text: None) -
         _busy(wiring, simulated),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-
-
-def hardware_named(name: str) -> Hardware:
-    """A preset, or the costs in a file of ``testbed calibrate``.
-
-    :raises SpecError: It is neither.
-    """
-    if name in PRESETS:
-        return PRESETS[name]
-    if not Path(name).exists():
-        raise SpecError(
-            f"--hardware: {name!r}: must be {', '.join(PRESETS)}, or a file of testbed calibrate"
-        )
-    return read_calibration(Path(name)).hardware
 
 
 def _trains(

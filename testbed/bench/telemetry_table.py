@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.bench.exchange_session import Measured
-from testbed.bench.observed import Observed
+from testbed.bench.observed import Observed, Overhead
 from testbed.bench.row import Row
 from testbed.core.numbers import format_size
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
@@ -15,7 +15,7 @@ from testbed.telemetry.profile import Count, Profile
 __all__ = ["LIMIT", "Column", "columns", "lines", "shares"]
 
 LIMIT = 0.05
-"""The overhead that is noted as too high."""
+"""The overhead that is noted as too high, unless it may be noise."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Column:
     name: str
     what: str
     observed: Observed
-    overhead: float | None = None
+    overhead: Overhead | None = None
 
 
 def columns(rows: Iterable[Row | Measured]) -> list[Column]:
@@ -80,6 +80,7 @@ def lines(seen: Sequence[Column]) -> list[str]:
 
     network = [sum(v for k, v in one.items() if classes.part(k) == "network") for one in each]
     softirq = [_softirq(row) for row in seen]
+    overheads = [row.overhead for row in seen]
     table = [
         "# CPU time of all nodes inside the timed iterations, % by class:",
         line("", [row.name for row in seen]),
@@ -91,11 +92,19 @@ def lines(seen: Sequence[Column]) -> list[str]:
         line("the kernel's network stack", list(map(percent, network))),
         line("in softirq", list(map(percent, softirq))),
         line("samples", [str(_samples(row)) for row in seen]),
-        line("telemetry's overhead", [percent(row.overhead) for row in seen]),
+        line("telemetry's overhead", [percent(each.share if each else None) for each in overheads]),
+        line("  at least", [percent(each.low if each else None) for each in overheads]),
+        line("  at most", [percent(each.high if each else None) for each in overheads]),
     ]
     table += _count_lines(seen, line)
-    if any(row.overhead is not None and row.overhead > LIMIT for row in seen):
+    high = [each for each in overheads if each and each.share > LIMIT]
+    if any(each.low > 0 for each in high):
         table.append(f"# telemetry slowed some rows down by more than {100 * LIMIT:g} %")
+    if any(each.low <= 0 for each in high):
+        table.append(
+            "# some overheads are not known better than the machine's noise: more iterations (-n)"
+            " tell"
+        )
     if lost := sum(row.observed.profile.lost for row in seen):
         table.append(f"# {lost} samples were lost")
     return table

@@ -31,6 +31,8 @@ VERBS = (
     "run",
     "report",
     "sweep",
+    "partition",
+    "paper",
     "trace",
     "archive",
     "rerun",

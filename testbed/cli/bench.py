@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli import bench_exchange, bench_sim, flags, options
+from testbed.cli import bench_collectives, bench_exchange, bench_sim, flags, options
+from testbed.cli.bench_options import Telemetry
 from testbed.cli.progress import clear_progress, show_progress
-from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.numbers import Real, Whole
 from testbed.plan import FabricOptions
@@ -20,22 +20,17 @@ bench = typer.Typer(
     help="Measure backends side by side, in turns, on one fabric.",
     epilog=options.examples(
         "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
+        "testbed bench reducescatter --hosts 4 -b 64K -e 64M -f 4",
         "testbed bench broadcast --exchanges pinch,tcp-push --figure broadcast.png",
         "testbed bench faults --loss 0.1,1,5 --size 1M",
         "testbed bench allreduce --help   [dim]all options of one bench[/dim]",
     ),
 )
 
-EPILOG = options.examples(
-    "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
-    "testbed bench allreduce --backends tcp-ring,gloo,mpi --switch bridge --offload off -n 50",
-    "testbed bench allreduce --hosts 8 --lanes int16 -b 64 -e 64K -f 4 -n 100 -o small.json",
-    after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
-)
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
+    bench_collectives.register(bench)
     bench_exchange.register(bench)
     bench_sim.register(bench)
     app.add_typer(bench, name="bench")
@@ -44,116 +39,6 @@ def register(app: typer.Typer) -> None:
 @bench.callback()
 def group() -> None:
     """Measure backends side by side, in turns, on one fabric."""
-
-
-@bench.command(epilog=EPILOG)
-@flags.expand
-def allreduce(
-    fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
-    backends: Annotated[
-        str, typer.Option(help=f"Comma-separated: any of {', '.join(BACKENDS)}.")
-    ] = "xdp-ring,tcp-ring,gloo,mpi",
-    minimum: Annotated[
-        str,
-        typer.Option(
-            "-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4."
-        ),
-    ] = "64K",
-    maximum: Annotated[
-        str,
-        typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor; memory limits it."),
-    ] = "16M",
-    factor: Annotated[
-        int,
-        typer.Option(
-            "-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2."
-        ),
-    ] = 4,
-    iterations: Annotated[
-        int,
-        typer.Option(
-            "-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per size, 1 to 1000000."
-        ),
-    ] = 20,
-    warmup: Annotated[
-        int,
-        typer.Option(
-            "-w",
-            "--warmup-iters",
-            parser=options.WHOLE,
-            help="Untimed all-reduces before each turn, from 0.",
-        ),
-    ] = 5,
-    check: Annotated[
-        int,
-        typer.Option(
-            "-c", "--check", parser=options.WHOLE, help="1 compares with a reference, 0 does not."
-        ),
-    ] = 1,
-    collective: Annotated[CollectiveOptions, flags.Of()] = CollectiveOptions(
-        lanes="int16", affinity="rank"
-    ),
-    telemetry: Annotated[
-        TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
-    ] = TelemetryOptions(),
-    seed: options.Seed = 0,
-    json: options.JsonFlag = False,
-    out: options.Out = None,
-    verbose: options.Verbose = 0,
-) -> None:
-    """Time all-reduce of float32 tensors, sum over ranks, with several backends in turns.
-
-    Every time is that of one all-reduce, from the first rank's start to the last rank's end. Sizes
-    are bytes, with K, M or G for 2^10, 2^20, 2^30.
-    """
-    from testbed.bench import allreduce as controller
-    from testbed.bench import allreduce_table as table
-    from testbed.bench import telemetry_table
-    from testbed.bench.sizes import parse_size, size_series
-    from testbed.collectives.registry import check_names
-    from testbed.core.errors import CollectiveError, SpecError
-    from testbed.host.rights import require_root
-
-    if check not in (0, 1):
-        raise SpecError(f"-c: {check}: must be 0 or 1")
-    chosen = controller.Options(
-        plan=fabric.plan(),
-        backends=check_names(name.strip() for name in backends.split(",") if name.strip()),
-        sizes=size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor),
-        iterations=iterations,
-        warmup=warmup,
-        check=bool(check),
-        collective=collective,
-        seed=seed,
-        telemetry=telemetry,
-    )
-    require_root()
-    results = options.Results(json, out)
-    say, rows = results.say, []
-    session = controller.Session(chosen)
-    with session:
-        for line in [*table.environment_lines(session.environment), "#", *table.header_lines()]:
-            say(line)
-        for row in session.run(show_progress()):
-            clear_progress()
-            say(table.row_line(row))
-            rows.append(row)
-        clear_progress()
-    session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
-    for line in table.summary_lines(rows, {name: BACKENDS[name].needs for name in chosen.backends}):
-        say(line)
-    seen = telemetry_table.lines(telemetry_table.columns(rows))
-    for line in [*table.average_lines(rows), *table.bound_lines(rows), *seen]:
-        say(line)
-    up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
-    say(f"# fabric up in {up} s, down in {down} s")
-    parameters = chosen.parameters
-    results.write(
-        {"environment": session.environment, "rows": [row.to_dict(parameters) for row in rows]}
-    )
-    wrong = sum(row.wrong for row in rows)
-    if wrong:
-        raise CollectiveError(f"{wrong} elements are wrong")
 
 
 @bench.command(
@@ -198,6 +83,39 @@ def delay_line(
 
 @bench.command(
     epilog=options.examples(
+        "testbed bench additions",
+        "testbed bench additions --repeat 100000 -o additions.json",
+        after="Nanoseconds per element, without what reading the payload takes.",
+    ),
+)
+def additions(
+    repeat: Annotated[
+        int,
+        typer.Option(parser=options.WHOLE, help="Runs of each program per trial, 1 to 1000000."),
+    ] = 20_000,
+    trials: Annotated[
+        int, typer.Option(parser=options.WHOLE, help="Trials, in turns, 1 to 1000.")
+    ] = 9,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Measure what it costs BPF programs to add an element, by kind of lane."""
+    from testbed.bench import additions as adding
+    from testbed.host.rights import require_root
+
+    adding.check(repeat, trials)
+    require_root()
+    results = options.Results(json, out)
+    results.say(adding.header_line())
+    rows = adding.measure(repeat, trials)
+    for row in rows:
+        results.say(adding.row_line(row, rows))
+    results.write({"rows": [row.to_dict() for row in rows]})
+
+
+@bench.command(
+    epilog=options.examples(
         "testbed bench faults",
         "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin -o"
         " faults.json",
@@ -234,9 +152,7 @@ def faults(
     collective: Annotated[CollectiveOptions, flags.Of(omit=("recovery",))] = CollectiveOptions(
         lanes="int16", affinity="rank", timeout=180.0
     ),
-    telemetry: Annotated[
-        TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
-    ] = TelemetryOptions(),
+    telemetry: Telemetry = TelemetryOptions(),
     figure: Annotated[
         Path | None,
         typer.Option(

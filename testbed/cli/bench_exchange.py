@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.cli import flags, options
+from testbed.cli.bench_options import Factor, Figure, Iterations, Telemetry, Warmup
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.core.numbers import Whole
 from testbed.exchange.options import ExchangeOptions
@@ -26,29 +27,7 @@ __all__ = ["register"]
 Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}.")]
 # Each exchange has other values than the previous one, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
-Telemetry = Annotated[
-    TelemetryOptions, flags.Of(names=(("enabled", "telemetry"), ("rate", "telemetry_rate")))
-]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
-Iterations = Annotated[
-    int,
-    typer.Option(
-        "-n", "--iters", parser=options.WHOLE, help="Timed exchanges per row, 1 to 1000000."
-    ),
-]
-Warmup = Annotated[
-    int,
-    typer.Option(
-        "-w",
-        "--warmup-iters",
-        parser=options.WHOLE,
-        help="Untimed exchanges before each turn, from 0.",
-    ),
-]
-Figure = Annotated[
-    Path | None,
-    typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; writes a CSV beside it."),
-]
 
 
 def register(bench: typer.Typer) -> None:
@@ -99,12 +78,7 @@ def broadcast(
     maximum: Annotated[
         str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message.")
     ] = "1M",
-    factor: Annotated[
-        int,
-        typer.Option(
-            "-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2."
-        ),
-    ] = 4,
+    factor: Factor = 4,
     fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(),
     terms: Terms = TERMS,
     iterations: Iterations = 50,
@@ -132,11 +106,13 @@ def broadcast(
     ranks = max(counts) + 1
     for size in sizes:
         rows, dim = bench.message_shape(size)
-        need = estimates.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
+        need = estimates.exchanged(
+            rows, dim, ranks, len(options.names_in(exchanges)), rows * max(counts)
+        )
         estimates.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
     chosen = Options(
         plan=options.with_hosts(fabric, ranks).plan(),
-        exchanges=split(exchanges),
+        exchanges=options.names_in(exchanges),
         iterations=iterations,
         warmup=warmup,
         terms=terms,
@@ -188,7 +164,7 @@ def aggregate(
     widths, counts = Whole().several(dims, "--dims"), Whole().several(degrees, "--degrees")
     chosen = Options(
         plan=fabric.plan(),
-        exchanges=split(exchanges),
+        exchanges=options.names_in(exchanges),
         iterations=iterations,
         warmup=warmup,
         terms=terms,
@@ -198,7 +174,7 @@ def aggregate(
     bench.check_grid(widths, counts, vertices, fabric.hosts)
     # All senders together have as many rows as the receiver.
     need = estimates.exchanged(
-        vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts)
+        vertices, max(widths), 2, len(options.names_in(exchanges)), vertices * max(counts)
     )
     estimates.check(
         need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}"
@@ -246,7 +222,7 @@ def exchange(
     bench.check_choices(dataset, partitioner, widths)
     chosen = Options(
         plan=fabric.plan(),
-        exchanges=split(exchanges),
+        exchanges=options.names_in(exchanges),
         iterations=iterations,
         warmup=warmup,
         terms=terms,
@@ -256,7 +232,9 @@ def exchange(
     halos = bench.read_halos(dataset, partitioner, fabric.hosts)
     rows = max(max(halo.num_owned, halo.num_halo) for halo in halos)
     edges = sum(len(halo.indices) for halo in halos)
-    need = estimates.exchanged(rows, max(widths), fabric.hosts, len(split(exchanges)), edges)
+    need = estimates.exchanged(
+        rows, max(widths), fabric.hosts, len(options.names_in(exchanges)), edges
+    )
     estimates.check(need, f"--dims: {max(widths)}, for {rows} vertices on a host")
     cases = (bench.make_case(halos, dim) for dim in widths)
     run(bench, chosen, cases, options.Results(json, out), None)
@@ -303,8 +281,3 @@ def run(
         exchanges.draw(found, figure)
     if wrong := sum(row.measured.wrong for row in rows):
         raise CollectiveError(f"{wrong} elements are wrong")
-
-
-def split(text: str) -> list[str]:
-    """Split names at commas, without repeats."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -20,6 +20,7 @@ _OTHERS = (
     "recovery",
     "reorder_threshold",
     "reproducible",
+    "segment",
     "on_overflow",
 )
 
@@ -70,7 +71,7 @@ def sim(
         ),
     ] = None,
     collective: Annotated[CollectiveOptions, flags.Of(omit=_OTHERS)] = CollectiveOptions(
-        lanes="int32", window=64
+        lanes="int32", window=64, segment=0
     ),
     json: options.JsonFlag = False,
     out: options.Out = None,

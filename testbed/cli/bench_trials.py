@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ import typer
 from testbed.core.errors import SpecError
 from testbed.core.tables import options as words
 from testbed.core.tables import unknown
+from testbed.sweep.sweep_file import VARIANT
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from testbed.sweep.grid import Cell, Trial
+    from testbed.sweep.player import Work
     from testbed.sweep.sweep_file import Sweep
 
 __all__ = ["BenchTrials"]
@@ -35,15 +38,8 @@ class BenchTrials:
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        from testbed.cli import app
-
         self._sweep = sweep
-        benches: Any = typer.main.get_command(app)
-        known = {
-            name: command
-            for name, command in benches.commands["bench"].commands.items()
-            if {"json", "seed"} <= {each.name for each in command.params}
-        }
+        known = commands()
         if sweep.table.bench not in known:
             raise SpecError(
                 f'{sweep.path}: sweep.bench = "{sweep.table.bench}": must be {words(sorted(known))}'
@@ -65,8 +61,11 @@ class BenchTrials:
         for key, value in self._sweep.settings(trial.cell).items():
             option = self._options.get(key.replace("-", "_"))
             if option is None:
-                where = "grid" if key in trial.cell.values else "common"
-                text = unknown([where, key], list(self._options))
+                where = ["grid"] if key in trial.cell.values else ["common"]
+                variant = str(trial.cell.values.get(VARIANT))
+                if key in self._sweep.variants.get(variant, {}):
+                    where = ["variants", variant]
+                text = unknown([*where, key], list(self._options))
                 raise SpecError(f"{self._sweep.path}: {text}")
             flag = max(option.opts, key=len)
             if isinstance(value, bool):
@@ -87,6 +86,10 @@ class BenchTrials:
         except typer.TyperException as error:
             raise SpecError(f"{self._sweep.path}: {cell}: {error.format_message()}") from None
 
+    def simulated(self, cell: Cell) -> bool:
+        """See `Player`."""
+        return False
+
     def content(self) -> Any:
         """See `Player`."""
         return self._name
@@ -95,19 +98,39 @@ class BenchTrials:
         """See `Player`."""
         return GUESS
 
-    def run(self, trial: Trial, folder: Path) -> None:
+    def work(self, trial: Trial) -> Work:
         """See `Player`."""
-        arguments = self.arguments(trial, "--out", str(folder / "bench.json"))
-        with (
-            (folder / "output.txt").open("w") as output,
-            contextlib.redirect_stdout(output),
-            self._command.make_context(self._name, arguments) as context,
-        ):
-            self._command.invoke(context)  # `main` would turn KeyboardInterrupt into an error
+        return partial(run_bench, self._name, self.arguments(trial))
 
     def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
         """See `Player`."""
         import pandas as pd
 
         rows = json.loads((folder / "bench.json").read_text())["rows"]
-        return pd.json_normalize(rows).assign(trial=trial.number)
+        frame = pd.json_normalize(rows).assign(trial=trial.number)
+        # Lists of values of several types, which a table cannot hold: bench.json has them.
+        return frame.drop(columns=["telemetry.samples", "telemetry.counts"], errors="ignore")
+
+
+def commands() -> dict[str, Any]:
+    """Return the benches that can be swept, by name."""
+    from testbed.cli import app
+
+    benches: Any = typer.main.get_command(app)
+    return {
+        name: command
+        for name, command in benches.commands["bench"].commands.items()
+        if {"json", "seed"} <= {each.name for each in command.params}
+    }
+
+
+def run_bench(name: str, arguments: list[str], folder: Path) -> None:
+    """Run a bench in an empty folder."""
+    command = commands()[name]
+    words = [*arguments, "--out", str(folder / "bench.json")]
+    with (
+        (folder / "output.txt").open("w") as output,
+        contextlib.redirect_stdout(output),
+        command.make_context(name, words) as context,
+    ):
+        command.invoke(context)  # `main` would turn KeyboardInterrupt into an error

@@ -19,6 +19,7 @@ REGISTRIES = {
     "tasks": "testbed.workloads.module.task:TASKS",
     "architectures": "testbed.workloads.dnn.architectures:ARCHITECTURES",
     "partitioners": "testbed.gnn.partition.registry:PARTITIONERS",
+    "policies": "testbed.gnn.streaming.registry:POLICIES",
     "workloads": "testbed.workloads.registry:WORKLOADS",
 }
 

@@ -31,6 +31,7 @@ __all__ = [
     "Seed",
     "Verbose",
     "examples",
+    "names_in",
     "number",
     "set_verbosity",
     "with_hosts",
@@ -153,6 +154,11 @@ def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
     return checked(
         FabricOptions, {**fabric.model_dump(), "hosts": hosts}, lambda place: f"--{place[0]}:"
     )
+
+
+def names_in(text: str) -> list[str]:
+    """Split names at commas, without repeats."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def examples(*commands: str, after: str = "") -> str:

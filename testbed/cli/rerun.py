@@ -79,7 +79,8 @@ def rerun(
         }
         tell(say, list(differences(found.run.manifest, now)), [], None)
         return
-    require_root()
+    if not scenario.simulated:
+        require_root()
     out = out or default_folder(scenario)
     command = ["testbed", "rerun", str(archive)]
     for setting in settings or ():

@@ -25,6 +25,7 @@ EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2"
     " at=1s for=200ms'",
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'flood switch=s1 at=0ms for=2s'",
+    "testbed run scenarios/dnn_simulated.toml --set fabric.hosts=8",
 )
 
 Settings = Annotated[
@@ -121,7 +122,8 @@ def run(
         from analysis.bench import read_bench
 
         measured = read_bench(bench)
-    require_root()
+    if not scenario.simulated:
+        require_root()
     command = ["testbed", "run", str(path)]
     for setting in settings:
         command += ["--set", setting]

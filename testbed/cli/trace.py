@@ -99,7 +99,7 @@ def chosen(stacks: pd.DataFrame, column: str, text: str | None, flag: str) -> pd
 
     if text is None:
         return stacks
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = options.names_in(text)
     known = list(dict.fromkeys(stacks[column]))
     for name in names or [""]:
         if name not in known:

@@ -49,13 +49,14 @@ def up(
         options.Results(json, out).write({**message, "hosts": addresses})
         if json:
             return
-        made = (
-            f"{plan.topology}, {len(plan.switches)} switches ({plan.switch_kind}), mtu {plan.mtu}"
-        )
+        count = len(plan.switches)
+        switches = f"{count} switch{'es' if count > 1 else ''} ({plan.switch_kind})"
+        made = f"{plan.topology}, {switches}, mtu {plan.mtu}"
         typer.echo(f"run {message['run_id']} is up: {made}")
+        width = max(len(host.name) for host in plan.hosts)
         for host in plan.hosts:
             typer.echo(
-                f"  {host.name:4} {host.ip:12} {host.mac}  on {host.switch} port {host.port}"
+                f"  {host.name:{width}} {host.ip:12} {host.mac}  on {host.switch} port {host.port}"
             )
 
     if foreground or cli:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from testbed.comm.entry import Entry, entry_of
+from testbed.comm.options import DATATYPES, NUMBERS, OPS
 from testbed.core.errors import SpecError
 from testbed.core.registry import Registry, load
 
@@ -30,18 +31,24 @@ BACKENDS: Registry[Entry] = Registry(
             "testbed.collectives.tcp_ring:TcpRing",
             "sockets",
             "ring all-reduce over plain TCP sockets",
+            ops=OPS,
+            dtypes=NUMBERS,
         ),
         "gloo": Entry(
             "testbed.collectives.gloo:Gloo",
             "sockets",
             "torch.distributed with its gloo backend",
             splits=False,
+            ops=OPS,
+            dtypes=tuple(DATATYPES.values()),
         ),
         "mpi": Entry(
             "testbed.collectives.mpi.mpi:Mpi",
             "sockets",
             "Open MPI's Allreduce over TCP",
             splits=False,
+            ops=OPS,
+            dtypes=NUMBERS,
         ),
     },
     group="testbed.transports",

@@ -52,9 +52,8 @@ class GroupSpec(CollectiveOptions):
     :param members: All members, in rank order.
     :param mtu: Bytes of the IP packet that the links carry.
     :param capacity: Maximum number of float32 elements in one collective.
-    :param yields: Times that a wait yields to other processes before it sleeps (in-kernel
-        all-reduces of up to 128 KiB of lanes): if all ranks enter at once, sleep and interrupt cost
-        more than a small collective.
+    :param yields: Times that a wait of an in-kernel all-reduce yields to other processes before it
+        sleeps: if all ranks enter at once, sleep and interrupt cost more.
     :param rendezvous: Directory that all ranks can write (the run's), for backends that meet
         through files.
     :raises SpecError: A field is out of range.

@@ -13,7 +13,41 @@ from pydantic import Field
 from testbed.core.tables import Table
 from testbed.host.machine import Affinity
 
-__all__ = ["CollectiveOptions", "GroupOptions", "Lanes", "OnOverflow", "RecoveryFrom"]
+__all__ = [
+    "DATATYPES",
+    "FLOAT32",
+    "NUMBERS",
+    "OPS",
+    "SEGMENT",
+    "CollectiveOptions",
+    "GroupOptions",
+    "Lanes",
+    "OnOverflow",
+    "RecoveryFrom",
+]
+
+OPS = ("sum", "min", "max", "avg")
+"""How values may be reduced, as nccl-tests names it; ``avg`` is the sum divided by the number of
+ranks.
+"""
+
+DATATYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "int32": "int32",
+    "int64": "int64",
+}
+"""numpy's names of the types of values, by those that nccl-tests has for them."""
+
+FLOAT32 = ("float32",)
+"""The types that every backend reduces."""
+
+NUMBERS = ("float32", "float64", "int32", "int64")
+"""Those that processors add without a library's help."""
+
+SEGMENT = 1 << 20
+"""Default of `CollectiveOptions.segment`; docs/ring.md has the sweep."""
 
 Lanes = Literal["int16", "int32"]
 OnOverflow = Literal["error", "saturate"]
@@ -30,7 +64,12 @@ LanesOf = Annotated[
 ]
 AffinityOf = Annotated[
     Affinity,
-    Field(description="where ranks run: rank pins rank r to CPU r modulo CPUs, none does not"),
+    Field(
+        description=(
+            "where ranks run: rank pins rank r to CPU r modulo CPUs, one pins all to the first CPU,"
+            " none leaves it to the scheduler"
+        )
+    ),
 ]
 
 
@@ -90,7 +129,7 @@ class CollectiveOptions(GroupOptions):
         ),
     )
     segment: int = Field(
-        default=0,
+        default=SEGMENT,
         ge=0,
         le=1 << 31,
         description=(

@@ -103,6 +103,11 @@ class Registry(Generic[T]):
             self._loaded[name] = self._find(name)
         return self._loaded[name]
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of the testbed's own objects."""
+        return tuple(self._own)
+
     def owns(self, name: str) -> bool:
         """Whether a name is that of one of the testbed's own objects."""
         return name in self._own

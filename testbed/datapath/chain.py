@@ -53,7 +53,8 @@ class Chain(Closing):
     """
 
     def __init__(self, device: str = LINK, generic: bool = False) -> None:
-        self._device, self._generic = device, generic
+        self.generic = generic
+        self._device = device
         self._members: list[Member] = []
         self._link: Link | None = None
 
@@ -61,7 +62,7 @@ class Chain(Closing):
     def of(cls, context: WorkerContext) -> Self:
         """The worker's own chain of the host's link."""
         if (found := context.find(cls)) is None:
-            found = context.keep(cls())
+            found = context.keep(cls(generic=context.fabric_plan.generic))
             context.resources.callback(found.close)
         return found
 
@@ -122,7 +123,7 @@ class Chain(Closing):
         else:
             ifindex = socket.if_nametoindex(self._device)
             try:
-                self._link = following.program.attach_xdp(ifindex, self._generic)
+                self._link = following.program.attach_xdp(ifindex, self.generic)
             except KernelError as error:
                 if holder := held_by(ifindex):
                     error.also(f"{self._device} is held by {holder}")

@@ -52,7 +52,8 @@ class Dispatcher:
             self._chain.insert(self._member)
             programs = {DOORBELL_FAR: "dispatch_doorbell", DOORBELL_NEAR: "dispatch_execute"}
             for device, program in programs.items():
-                attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
+                ifindex = socket.if_nametoindex(device)
+                attached = self._object.programs[program].attach_xdp(ifindex, self._chain.generic)
                 self._links.append(attached)
             self._links.append(
                 self._object.programs["dispatch_send"].attach_tc_ingress(

@@ -71,7 +71,7 @@ def _attach(context: WorkerContext) -> None:
         with ExitStack() as stack:
             program = stack.enter_context(BpfObject("pass")).programs["pass"]
             ifindex = socket.if_nametoindex(context.switch.ifname(port))
-            stack.enter_context(program.attach_xdp(ifindex))
+            stack.enter_context(program.attach_xdp(ifindex, context.fabric_plan.generic))
             napi.attached[port] = stack.pop_all()
 
 

@@ -60,7 +60,10 @@ def attach(context: WorkerContext, flooding: int) -> None:
         links = {}
         for port in context.switch.ports:
             ifindex = socket.if_nametoindex(context.switch.ifname(port))
-            links[port] = stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
+            attached = program.programs["l2_switch"].attach_xdp(
+                ifindex, context.fabric_plan.generic
+            )
+            links[port] = stack.enter_context(attached)
         context.keep(
             SwitchProgram(program, links, context.resources.enter_context(stack.pop_all()))
         )

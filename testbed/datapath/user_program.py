@@ -91,7 +91,9 @@ def _attach(context: WorkerContext, order: Order, loaded: BpfObject, stack: Exit
         program, ifindex = loaded.programs[order.function], socket.if_nametoindex(LINK)
         stack.enter_context(program.attach_tc(ifindex, order.hook == "tc-egress", order.first))
         return
-    wanted, other = (Chain, _GenericChain) if order.hook == "xdp" else (_GenericChain, Chain)
+    generic = context.fabric_plan.generic  # then all are, and in one chain
+    native = order.hook == "xdp" or generic
+    wanted, other = (Chain, _GenericChain) if native else (_GenericChain, Chain)
     if (found := context.find(other)) is not None and len(found):
         mode = "native" if other is Chain else "generic"
         raise KernelError(
@@ -101,7 +103,7 @@ def _attach(context: WorkerContext, order: Order, loaded: BpfObject, stack: Exit
         )
     chain = context.find(wanted)
     if chain is None:
-        chain = context.keep(wanted(LINK, wanted is _GenericChain))
+        chain = context.keep(wanted(LINK, generic or not native))
         context.resources.callback(chain.close)
     place = Place.FIRST if order.first else Place.LAST
     program = Program(order.function, loaded.programs[CHAINED].fd)  # errors have the user's name

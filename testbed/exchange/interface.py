@@ -16,7 +16,7 @@ from testbed.comm.group import GroupSpec
 from testbed.core.errors import SpecError
 from testbed.core.tables import checked, path_of
 from testbed.exchange.adjacency import Adjacency
-from testbed.exchange.options import Adder, ExchangeTerms, Processing
+from testbed.exchange.options import Adder, ExchangeTerms, Processing, SumWidth
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
@@ -57,7 +57,7 @@ class ExchangeSpec:
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
-    :param bound: Of `ExchangeTerms`, as are `staleness`, `processing` and `aggregate`.
+    :param bound: Of `ExchangeTerms`, as are `staleness`, `processing`, `aggregate` and `sums`.
     :param exponent: All ranks' magnitudes are below ``2**exponent``, so ranks need not agree on a
         scale; larger ones are an error (pinch). None: ranks agree every time.
     :raises SpecError: A field is out of range.
@@ -72,6 +72,7 @@ class ExchangeSpec:
     exponent: int | None = None
     processing: Processing = "pinned"
     aggregate: Adder = "kernel"
+    sums: SumWidth = "wide"
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:

@@ -9,11 +9,20 @@ from pydantic import Field
 from testbed.comm.options import GroupOptions, Window
 from testbed.core.tables import Table
 
-__all__ = ["Adder", "ExchangeOptions", "ExchangeTerms", "HaloChoice", "HaloOptions", "Processing"]
+__all__ = [
+    "Adder",
+    "ExchangeOptions",
+    "ExchangeTerms",
+    "HaloChoice",
+    "HaloOptions",
+    "Processing",
+    "SumWidth",
+]
 
 Processing = Literal["spread", "pinned"]
 Adder = Literal["kernel", "process"]
 HaloChoice = Literal["rows", "cover"]
+SumWidth = Literal["wide", "packed"]
 
 
 class HaloOptions(Table):
@@ -59,6 +68,13 @@ class ExchangeTerms(Table):
         description=(
             "who adds up the rows that pinch brings: kernel, an XDP program, as integers, or"
             " process, as float32, from memory where an XDP program has put them"
+        ),
+    )
+    sums: SumWidth = Field(
+        default="wide",
+        description=(
+            "how pinch's programs hold sums of 32-bit lanes: wide, 64 bits each, or packed, two in"
+            " 64 bits, which takes half the additions and leaves lanes 24 bits"
         ),
     )
 

@@ -41,6 +41,7 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
             "testbed.exchange.pinch.exchange:Pinch",
             "xdp",
             "broadcast by a TC program, aggregation by an XDP program",
+            generic=False,
             all_reduce="xdp-ring",
         ),
         "tcp-pull": ExchangeEntry(

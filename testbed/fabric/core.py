@@ -253,9 +253,10 @@ class Fabric(Stacked):
         # Start all processes first, so that they start up in parallel.
         for host in self.plan.hosts:
             self.hosts[host.name] = net.addHost(host.name, fabric=self, plan=host)
-        for switch in self.plan.switches:
+        for number, switch in enumerate(self.plan.switches, 1):
+            # Mininet would take the datapath id from the name, which need not have a number.
             self.switches[switch.name] = net.addSwitch(
-                switch.name, fabric=self, plan=switch, inNamespace=True
+                switch.name, fabric=self, plan=switch, inNamespace=True, dpid=f"{number:x}"
             )
         for node in self.nodes.values():
             node.enter()
@@ -275,7 +276,7 @@ class Fabric(Stacked):
         every = dict.fromkeys(FEATURES, self.plan.offload)
         of_host = {**every, "tx": False, "gro": True} if kind == "xdp" else every
         of_port = {**every, "gro": True} if kind == "xdp" else every
-        if self._programs:
+        if self._programs or (kind == "xdp" and self.plan.generic):  # native ones switch it off
             of_host = {**of_host, "tx": False, "tso": False}
         if self._faults:
             of_host = {**of_host, "tx": False, "tso": False, "gso": False}

@@ -30,9 +30,9 @@ PACKAGES = (
     "mpi4py",
 )
 
-Affinity = Literal["none", "rank"]
-"""Where ranks run: ``rank`` pins the processes of rank r to CPU r modulo CPUs, ``none`` leaves that
-to the scheduler.
+Affinity = Literal["none", "rank", "one"]
+"""Where ranks run: ``rank`` pins the processes of rank r to CPU r modulo CPUs, ``one`` those of all
+ranks to the first CPU, ``none`` leaves that to the scheduler.
 """
 
 BUSY = 0.5  # load average per processor; an idle machine is far below this

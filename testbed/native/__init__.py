@@ -21,13 +21,22 @@ from testbed.core.errors import TestbedError
 from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
-__all__ = ["compile_all", "compile_native", "load", "names"]
+__all__ = ["compile_all", "compile_native", "load", "load_locked", "names"]
 
 logger = logger_of(__name__)
 
 SOURCES = Path(__file__).parent
 BUILD = build_folder() / "native"
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",  # where the CPU has such vectors
+    "-fno-strict-aliasing",  # as in the kernel: lanes are read as words
+    "-std=gnu11",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
 LIBRARY = ("-fPIC", "-shared")
 #: What is run, not loaded.
 PROGRAMS = frozenset({"delay_line"})
@@ -117,3 +126,13 @@ def load(name: str) -> ctypes.CDLL:
     :raises TestbedError: As `compile_native`.
     """
     return ctypes.CDLL(str(compile_native(name)), use_errno=True)
+
+
+@functools.cache
+def load_locked(name: str) -> ctypes.PyDLL:
+    """Load a library for functions that take Python objects (``floats.h``): calls keep the
+    interpreter's lock unless they release it themselves.
+
+    :raises TestbedError: As `compile_native`.
+    """
+    return ctypes.PyDLL(str(compile_native(name)), use_errno=True)

@@ -30,5 +30,5 @@ void seal(char *chunk, size_t bytes, struct ring_chunk *record)
 size_t dequantize(const struct lanes *lanes, const void *sums, size_t n, size_t stride,
 		  size_t per_chunk, float *x, int32_t exponent)
 {
-	return lanes_dequantize(lanes, sums, n, stride, per_chunk, x, exponent);
+	return lanes_dequantize(lanes, sums, n, stride, per_chunk, x, exponent, n >= STREAM);
 }

@@ -109,7 +109,8 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 			}
 			if (f->parts > 1)
 				numbers[1] = part;
-			frame->check = weigh((const uint32_t *)payload, frame->length / 4);
+			frame->check =
+				sums_of((const uint64_t *)payload, frame->length / 8).weighed;
 		}
 	}
 }
@@ -207,6 +208,62 @@ static inline void collect_sum32(uint64_t *const *banks, uint32_t count, size_t 
 	}
 }
 
+/* The same for one accumulator whose words are sums of two lanes each, 2i and 2i + 1. */
+static inline void collect_pairs(uint64_t *accumulator, size_t words, float *out, uint32_t dim,
+				 double step, bool clear)
+{
+	const __m256d steps = _mm256_set1_pd(step);
+
+	for (size_t i = 0; i < words; i += 4) {
+		const __m256i mask = _mm256_cmpgt_epi64(_mm256_set1_epi64x(words - i),
+							_mm256_setr_epi64x(0, 1, 2, 3));
+		long long *at = (long long *)(accumulator + i);
+		__m256i pairs = _mm256_maskload_epi64(at, mask);
+		__m256i lanes = _mm256_add_epi32(
+			pairs, _mm256_slli_epi64(_mm256_srli_epi32(pairs, 31), 32));
+		__m128 low = _mm256_cvtpd_ps(
+			_mm256_mul_pd(_mm256_cvtepi32_pd(_mm256_castsi256_si128(lanes)), steps));
+		__m128 high = _mm256_cvtpd_ps(_mm256_mul_pd(
+			_mm256_cvtepi32_pd(_mm256_extracti128_si256(lanes, 1)), steps));
+
+		if (clear)
+			_mm256_maskstore_epi64(at, mask, _mm256_setzero_si256());
+		if (2 * i < dim)
+			store_lanes(out, 2 * i, dim, _mm256_set_m128(high, low));
+	}
+}
+
+/* Add up the banks of a target's accumulators, whose words are sums of two lanes each: `count`
+ * accumulators in a row, and as many in each bank, `bank` words after those before. */
+static inline void collect_packed(uint64_t *accumulators, uint32_t count, uint32_t banks,
+				  size_t bank, size_t words, float *out, uint32_t dim, double step,
+				  bool clear)
+{
+	if (count == 1 && banks == 1) {
+		collect_pairs(accumulators, words, out, dim, step, clear);
+		return;
+	}
+	for (size_t i = 0; i < words; i++) {
+		int64_t low = 0, high = 0;
+
+		for (uint32_t b = 0; b < banks; b++) {
+			for (uint32_t k = 0; k < count; k++) {
+				uint64_t *word = &accumulators[b * bank + k * words + i];
+				int32_t lower = (int32_t)*word;
+
+				low += lower;
+				high += (int64_t)(*word - (uint64_t)(int64_t)lower) >> 32;
+				if (clear)
+					*word = 0;
+			}
+		}
+		if (2 * i < dim)
+			out[2 * i] = (float)((double)low * step);
+		if (2 * i + 1 < dim)
+			out[2 * i + 1] = (float)((double)high * step);
+	}
+}
+
 static inline float maximum_of(int64_t value, int64_t none, double step)
 {
 	return value == none ? -INFINITY : (float)((double)value * step);
@@ -241,7 +298,8 @@ static inline void collect_maximum(const struct pinch_format *f, uint64_t *const
 }
 
 /* The contents of `count` accumulators as floats: row targets[i] of out, with dim values, is that
- * of accumulator i. Sums stay as they are unless `clear`; maxima are reset.
+ * of accumulator i. If sums are packed, it is that of all accumulators with this target, which
+ * follow each other. Sums stay as they are unless `clear`; maxima are reset.
  */
 void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const int32_t *targets,
 		   uint32_t count, uint32_t banks, float *out, double step, bool clear)
@@ -249,6 +307,17 @@ void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const i
 	size_t words = 2ul * f->words * f->parts;
 	uint64_t *rows[banks];
 
+	if (f->packed) {
+		words /= 2;
+		for (uint32_t i = 0, end; i < count; i = end) {
+			for (end = i + 1; end < count && targets[end] == targets[i]; end++)
+				;
+			collect_packed(accumulators + i * words, end - i, banks, count * words,
+				       words, out + (size_t)targets[i] * f->dim, f->dim, step,
+				       clear);
+		}
+		return;
+	}
 	for (uint32_t i = 0; i < count; i++) {
 		float *row = out + (size_t)targets[i] * f->dim;
 

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "ring_wait.h"
+#include "floats.h"
 
 /* Kick the doorbell for all work requests that wait, including those whose kick was lost. XDP
  * multiplies kicks, but none with fragments. Returns 0 or an errno. */
@@ -60,13 +61,14 @@ void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 
 /* Enter a new sequence number, with nothing ready yet. From now on, the kernel adds no input of the
  * previous one. */
-void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag,
-		uint32_t window)
+void ring_begin(struct ring *r, uint32_t seq, const struct ring_tensor *tensor, uint32_t window)
 {
+	uint32_t total = tensor->total, length = tensor->length;
 	struct ring_control *c = r->control;
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
-	r->patience = r->yields;
+	r->patience = r->sleeps ? 0 : r->yields;
+	r->sleeps -= !!r->sleeps;
 	r->front = r->stalls = r->in_recovery = r->next = r->to_verify = 0;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
@@ -75,12 +77,16 @@ void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, u
 	/* Kicks become frames with this length of payload, and those with fragments cannot grow. */
 	if (r->chunk_bytes > RING_LINEAR_BYTES)
 		r->kick_length = RING_JUMBO_OFFSET + MAX(length, RING_LINEAR_BYTES);
-	c->tensors[seq & 1] = (struct ring_tensor){ total, length, tag };
+	c->tensors[seq & 1] = *tensor;
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
 	/* `progress` must change first: otherwise a frame of the last sequence number could take a
 	 * slot of this one, which it could not launch. */
 	__atomic_exchange_n(&c->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);
+	if (tensor->root) {
+		mine = total;
+		window += tensor->gathered;
+	}
 	__atomic_store_n(&c->next, word_of(seq, window < mine ? window : mine), __ATOMIC_SEQ_CST);
 }
 
@@ -91,11 +97,15 @@ int ring_publish(struct ring *r, uint32_t seq, uint32_t ready)
 	struct ring_control *c = r->control;
 	uint64_t before = __atomic_exchange_n(&c->progress, word_of(seq, ready), __ATOMIC_SEQ_CST);
 	uint32_t slots = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST);
+	const struct ring_tensor *tensor = ring_tensor_of(r);
 	uint32_t was = (uint32_t)before,
 		 slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
 
-	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
+	for (; slot < slots && r->rank + r->ranks * slot < ready && !tensor->root; slot++)
 		ring_post(r, RING_WR_LAUNCH, seq, r->rank + r->ranks * slot, 0, 0);
+	for (uint32_t chunk = was; chunk < slots && chunk < ready && tensor->root; chunk++)
+		if (ring_is_mine(r, chunk))
+			ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 	ring_replay(r, seq, ready);
 	return ring_flush(r);
 }
@@ -123,22 +133,32 @@ static void copy_status(struct ring *r, const struct ring_layout *l, char *memor
 	}
 }
 
-/* Write what follows the last lane, zeros and the status at the end; then all input is ready. */
+/* Write what follows the last lane, zeros and the status at the end; then all input is ready, but
+ * for chunks that are only gathered. */
 int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char *status)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, lanes = l->count * r->lanes.bytes;
-	uint32_t whole = lanes / usable;
+	uint32_t whole = l->scattered + lanes / usable, end = l->gathered ? l->gathered : l->total;
 
-	for (uint32_t chunk = whole; chunk < l->total; chunk++) {
+	for (uint32_t chunk = whole; chunk < end; chunk++) {
 		uint64_t used = chunk == whole ? lanes % usable : 0;
 
 		memset(r->inputs + (uint64_t)chunk * r->chunk_bytes + used, 0, usable - used);
 	}
 	copy_status(r, l, r->inputs, status, true);
-	for (uint32_t chunk = whole; chunk < l->total; chunk++)
+	for (uint32_t chunk = whole; chunk < end; chunk++)
 		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length,
 			   &r->records[chunk]);
-	return ring_publish(r, seq, l->total);
+	return ring_publish(r, seq, end);
+}
+
+/* Enter the collective of a layout. */
+static void enter(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag)
+{
+	const struct ring_tensor tensor = { l->total,	  l->length,   tag,
+					    l->scattered, l->gathered, l->root };
+
+	ring_begin(r, seq, &tensor, l->window ? MIN(l->window, r->window) : r->window);
 }
 
 /* Run a collective up to the point where all input is published. If a value is not finite, the last
@@ -154,10 +174,7 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 		 whole = l->count / per_chunk;
 	uint64_t start = now_ns(), mark, spent;
 
-	ring_begin(r, seq, l->total, l->length, tag,
-		   l->window ? MIN(l->window, r->window) : r->window);
-	if ((uint64_t)l->total * l->length > YIELD_MOST)
-		r->patience = 0;
+	enter(r, l, seq, tag);
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
@@ -196,6 +213,16 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 static struct ring_status_record *record_in(const struct ring *r, uint8_t *status, uint32_t rank)
 {
 	return (struct ring_status_record *)(status + r->exponents) + rank;
+}
+
+/* Publish the end of the input, with this rank's status. 0, or an errno. */
+static int publish_status(struct ring *r, const struct ring_layout *l, uint32_t seq)
+{
+	_Alignas(struct ring_status_record) uint8_t status[RING_MAX_STATUS] = {};
+
+	record_in(r, status, r->rank)->identity = l->identity;
+	status[lanes_exponent_for(&r->lanes, r->magnitude) - r->least_exponent] = 1;
+	return ring_finish(r, l, seq, (char *)status);
 }
 
 /* Read the reduced status. Returns the exponent of the largest magnitude, relative to that of the
@@ -250,11 +277,9 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_
 {
 	*version = 0;
 	for (uint32_t chunk = 0; chunk < total; chunk++) {
-		uint64_t word = read_word(&r->records[chunk].result);
-
-		if (!is_done(word, seq))
+		if (!ring_is_done(r, chunk, seq))
 			return false;
-		*version += word; /* words only move forward */
+		*version += read_word(&r->records[chunk].result); /* words only move forward */
 	}
 	return true;
 }
@@ -274,6 +299,40 @@ static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_
 	return RING_LATE;
 }
 
+/* Turn the sums of this rank's block into floats. They have been verified. */
+static void take_scattered(struct ring *r, const struct ring_layout *l, float *out,
+			   int32_t exponent)
+{
+	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes;
+	uint64_t count = l->share / sizeof(float), done = 0;
+
+	for (uint32_t chunk = (r->rank + 1) % r->ranks; chunk < l->scattered; chunk += r->ranks) {
+		uint64_t part = MIN(per_chunk, count - done);
+
+		lanes_dequantize(&r->lanes, r->results + (uint64_t)chunk * r->chunk_bytes, part,
+				 r->chunk_bytes, per_chunk, out + done, exponent, count >= STREAM);
+		done += part;
+	}
+}
+
+/* Copy the blocks of all ranks; refuse chunks that fail their check. */
+static void take_gathered(struct ring *r, const struct ring_layout *l, char *out)
+{
+	uint64_t usable = l->length - RING_CHECK_BYTES;
+
+	for (uint32_t chunk = l->gathered; chunk < l->total; chunk++) {
+		const char *from = r->results + (uint64_t)chunk * r->chunk_bytes;
+		uint32_t blocks = l->root ? 1 : r->ranks;
+		uint64_t begin = (chunk - l->gathered) / blocks * usable;
+
+		if (lanes_verify(from, l->length))
+			memcpy(out + chunk % blocks * l->stride + begin, from,
+			       MIN(usable, l->share - begin));
+		else
+			ring_refuse(r, chunk);
+	}
+}
+
 /* All results are stored: read the status and, if it agrees with the exponent, turn the sums into
  * floats. If a result fails its check, the outcome is "late" again. */
 int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32_t exponent)
@@ -285,18 +344,24 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 
 	if (!is_whole(r, l->total, seq_of(r->control->progress), &version))
 		return RING_LATE;
-	for (uint32_t chunk = whole; chunk < l->total; chunk++)
+	for (uint32_t chunk = l->scattered + whole; chunk < (l->gathered ? l->gathered : l->total);
+	     chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
 			ring_refuse(r, chunk);
+	if (l->gathered)
+		take_gathered(r, l, (char *)out);
 	if (refused == r->refused) {
 		found = ring_status(r, l);
 		if (found < 0)
 			return mark_verified(r, l, RING_FAULTY, version);
 		r->seen = r->least_exponent + found;
-		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
+		if ((l->count || l->scattered) &&
+		    (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
 			return mark_verified(r, l, RING_MISFIT, version);
+		if (l->scattered)
+			take_scattered(r, l, out, exponent);
 		good = lanes_dequantize(&r->lanes, r->results, l->count, r->chunk_bytes, per_chunk,
-					out, exponent);
+					out, exponent, r->stream);
 	}
 	for (uint32_t chunk = good; chunk < whole; chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
@@ -330,19 +395,77 @@ int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint1
 	return stored ? RING_FAILED : RING_LATE;
 }
 
-/* Run the collectives of a tensor's segments, one after the other, until one needs help; `*reduced`
- * counts those that are done. */
-int ring_reduce_segments(struct ring *r, struct ring_segment *segments, uint32_t count,
-			 const float *x, float *out, uint32_t *reduced)
+/* Update a segment's prediction with a collective's status. Reference model: ScaleGuess.learn. */
+void ring_learn(const struct ring *r, struct ring_segment *s, int32_t seen)
 {
-	for (*reduced = 0; *reduced < count; ++*reduced) {
-		struct ring_segment *s = &segments[*reduced];
-		int outcome = ring_reduce(r, s->layout, s->seq, s->tag, x + s->first,
-					  out + s->first, 0, s->exponent);
+	bool holds = s->known && s->exponent >= seen && s->exponent - seen <= (int32_t)r->slack;
 
+	if (!holds) {
+		s->exponent = seen;
+		s->known = true;
+		s->calm = 0;
+	} else if (seen == s->exponent) {
+		s->calm = 0;
+	} else {
+		s->highest = s->calm ? MAX(s->highest, seen) : seen;
+		if (++s->calm >= r->calm_most) {
+			s->exponent = s->highest;
+			s->calm = 0;
+		}
+	}
+}
+
+/* Can the next collective of this segment run without Python? */
+static bool is_plain(const struct ring *r, const struct ring_segment *s)
+{
+	return s->known && s->has_tag && s->tagged == s->exponent &&
+	       s->exponent <= r->most_exponent && r->seq >> 30 == seq_after(r->seq) >> 30;
+}
+
+/* Run the collectives of a tensor's segments from the one numbered `r->reduced` on, until all are
+ * done or one needs help. `out` may be `x`. */
+int ring_reduce_segments(struct ring *r, struct ring_segment *segments, uint32_t count,
+			 const float *x, float *out)
+{
+	r->stream = segments[count - 1].first + segments[count - 1].layout->count >= STREAM;
+	for (; r->reduced < count; r->reduced++) {
+		struct ring_segment *s = &segments[r->reduced];
+		int outcome;
+
+		if (!is_plain(r, s))
+			return RING_DECLINED;
+		r->seq = seq_after(r->seq);
+		r->within = true;
+		outcome = ring_reduce(r, s->layout, r->seq, s->tag, x + s->first, out + s->first, 0,
+				      s->exponent);
 		if (outcome != RING_DONE)
 			return outcome;
-		s->seen = r->seen;
+		r->within = false;
+		ring_learn(r, s, r->seen);
 	}
 	return RING_DONE;
 }
+
+/* An all-reduce of numpy arrays, in one call. RING_DECLINED: nothing has been sent, because one of
+ * them is not what it must be, or no tensor of this size has been reduced yet. */
+int ring_all_reduce(struct ring *r, PyObject *tensor, PyObject *out)
+{
+	const struct ring_plan *plan = NULL;
+	struct floats x, sums;
+	void *state;
+	int outcome;
+
+	r->reduced = 0;
+	if (!floats_of(tensor, out, &x, &sums))
+		return RING_DECLINED;
+	for (uint32_t i = 0; i < r->plan_count && !plan; i++)
+		plan = r->plans[i].size == x.count ? &r->plans[i] : NULL;
+	if (!plan)
+		return RING_DECLINED;
+	state = PyEval_SaveThread();
+	outcome = ring_reduce_segments(r, plan->segments, plan->count, x.values, sums.values);
+	PyEval_RestoreThread(state);
+	return outcome;
+}
+
+#include "ring_phases.h"

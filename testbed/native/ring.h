@@ -18,10 +18,13 @@
 #define HOLDOFFS 8
 /* chunks that are nacked without a sign of loss, if nothing else explains the silence */
 #define BLIND 4
-/* bytes of lanes up to which a wait yields the CPU before it sleeps; longer collectives last for
- * several times what sleep and interrupt cost, and a CPU that other programs want, too, may come
- * back only after milliseconds */
-#define YIELD_MOST (1 << 17)
+/* A yield that takes longer gave the CPU to a program that is no rank of this group, or to a rank
+ * that computes: sleeping is no slower then. The ranks of a group quantize a segment in less. */
+#define FOREIGN_NS 1000000
+/* collectives that do not yield after such a yield: doubled each time, halved by each collective
+ * without one */
+#define LEAST_BACKOFF 8
+#define MOST_BACKOFF 512
 
 static inline uint64_t read_word(const __u64 *word)
 {
@@ -33,6 +36,37 @@ static inline bool is_done(uint64_t word, uint32_t seq)
 {
 	return seq_of(word) == seq &&
 	       ((uint8_t)word == RING_RESULT_DONE || (uint8_t)word == RING_RESULT_VERIFIED);
+}
+
+/* The tensor of the collective that the process has entered. */
+static inline const struct ring_tensor *ring_tensor_of(const struct ring *r)
+{
+	return &r->control->tensors[seq_of(r->control->progress) & 1];
+}
+
+/* Is the chunk this rank's to launch? */
+static inline bool ring_is_mine(const struct ring *r, uint32_t chunk)
+{
+	const struct ring_tensor *t = ring_tensor_of(r);
+
+	return (t->root && chunk >= t->gathered ? t->root - 1u : chunk % r->ranks) == r->rank;
+}
+
+/* Does this rank complete the chunk's sum? */
+static inline bool ring_is_home(const struct ring *r, uint32_t chunk)
+{
+	return (chunk + r->ranks - 1) % r->ranks == r->rank;
+}
+
+/* Is the chunk done at this rank: is its result stored, or, if it is scattered and another rank
+ * completes its sum, has it been sent on? */
+static inline bool ring_is_done(const struct ring *r, uint32_t chunk, uint32_t seq)
+{
+	const struct ring_chunk *record = &r->records[chunk];
+
+	if (chunk < ring_tensor_of(r)->scattered && !ring_is_home(r, chunk))
+		return seq_of(read_word(&record->reduced)) == seq;
+	return is_done(read_word(&record->result), seq);
 }
 
 /* Frames that made progress, on all CPUs, since the start. */

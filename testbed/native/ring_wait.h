@@ -55,7 +55,9 @@ static bool is_complete(const struct ring *r, uint32_t seq)
 static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 {
 	const struct ring_chunk *record = &r->records[chunk];
-	bool begun = chunk % r->ranks == r->rank || seq_of(read_word(&record->reduced)) == seq;
+	uint32_t gathered = ring_tensor_of(r)->gathered;
+	bool begun = ring_is_mine(r, chunk) || seq_of(read_word(&record->reduced)) == seq ||
+		     (gathered && chunk >= gathered);
 
 	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL],
 			       __ATOMIC_RELAXED) == seq;
@@ -111,6 +113,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		 next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind;
 	bool flushed = still && r->stalls &&
 		       (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
+	uint32_t root = ring_tensor_of(r)->root;
 	bool complete = flushed && is_complete(r, seq), patient;
 
 	if (!r->stalls)
@@ -120,22 +123,25 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	blind = flushed && patient && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
 	if (flushed)
 		verify_early(r, MIN(total, ready), seq);
-	while (r->front < total && is_done(read_word(&r->records[r->front].result), seq))
+	while (r->front < total && ring_is_done(r, r->front, seq))
 		r->front++;
 	c->front = r->front;
 	end = MIN(MIN(total, ready), r->front + REACH * most);
 	chunk = r->next >= r->front && r->next < end ? r->next : r->front;
 	r->in_recovery = false;
+	/* frames that should have come back may be lost */
+	if (still && root == r->rank + 1 && ready == ring_tensor_of(r)->total)
+		next = (uint32_t)__atomic_add_fetch(&c->next, 1, __ATOMIC_SEQ_CST);
 	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed;
 	     left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
 		const struct ring_chunk *record = &r->records[chunk];
 		uint64_t result = read_word(&record->result);
 		bool known, refused;
 
-		if (is_done(result, seq))
+		if (ring_is_done(r, chunk, seq))
 			continue;
-		if (chunk % r->ranks == r->rank && seq_of(read_word(&record->reduced)) != seq) {
-			if (chunk / r->ranks < next)
+		if (ring_is_mine(r, chunk) && seq_of(read_word(&record->reduced)) != seq) {
+			if ((root ? chunk : chunk / r->ranks) < next)
 				ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 			continue;
 		}
@@ -213,22 +219,44 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 	return ring_flush(r);
 }
 
-/* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno.
- * Yield the CPU to the other ranks a few times first: if all are about to finish, that is faster
- * than to sleep and be woken.
+/* Yield the CPU to the other ranks until `target` results are stored: if all are about to finish,
+ * that is faster than to sleep and be woken. On a busy machine a CPU that has been yielded comes
+ * back only after milliseconds, while a rank that sleeps runs soon after its interrupt. So a yield
+ * that takes long is the last one for some collectives. True: stored.
  */
+static bool yield_for(struct ring *r, uint32_t target)
+{
+	uint64_t before = now_ns(), now;
+
+	for (; r->patience; r->patience--) {
+		if (__atomic_load_n(&r->control->stored, __ATOMIC_SEQ_CST) >= target) {
+			r->backoff /= 2;
+			return true;
+		}
+		r->syscalls++;
+		sched_yield();
+		now = now_ns();
+		if (now - before > FOREIGN_NS) {
+			r->backoff = MIN(MAX(2 * r->backoff, LEAST_BACKOFF), MOST_BACKOFF);
+			r->sleeps = r->backoff;
+			r->patience = 0;
+			break;
+		}
+		before = now;
+	}
+	return false;
+}
+
+/* Yield, then sleep until `target` results are stored or time is up. 1: stored; 0: not yet;
+ * negative: errno. */
 static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
 	struct ring_control *c = r->control;
 	struct pollfd events = { .fd = r->events, .events = POLLIN };
 	uint64_t now, end;
 
-	for (; r->patience; r->patience--) {
-		if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
-			return 1;
-		r->syscalls++;
-		sched_yield();
-	}
+	if (yield_for(r, target))
+		return 1;
 	now = now_ns();
 	end = now + timeout_ns;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)

@@ -22,6 +22,7 @@ from testbed.protocol.lanes import EXPONENTS
 __all__ = [
     "Fault",
     "Kind",
+    "Operation",
     "Status",
     "decode",
     "describe",
@@ -81,14 +82,32 @@ def status_bytes(ranks: int) -> int:
     return len(EXPONENTS) + ranks * _RECORD.itemsize
 
 
-def identity_of(size: int, bits: int) -> int:
-    """What ranks must agree on, as one number: elements of the tensor, and bits of a lane."""
-    return size << 8 | bits
+class Operation(IntEnum):
+    """What a collective does with its tensor."""
+
+    ALL_REDUCE = 0
+    REDUCE_SCATTER = 1
+    ALL_GATHER = 2
+    BROADCAST = 3
+
+    @property
+    def noun(self) -> str:
+        """Its name in error messages."""
+        return self.name.lower().replace("_", "-")
+
+
+def identity_of(size: int, bits: int, operation: Operation = Operation.ALL_REDUCE) -> int:
+    """What ranks must agree on, as one number: elements of the whole tensor, bits of a lane, and
+    the operation.
+    """
+    return size << 8 | operation << 6 | bits
 
 
 def describe(identity: int) -> str:
     """Describe an identity, as made by `identity_of`, for an error message."""
-    return f"{identity >> 8} elements in int{identity & 0xFF}"
+    operation = Operation(identity >> 6 & 3)
+    text = f"{identity >> 8} elements in int{identity & 0x3F}"
+    return text if operation is Operation.ALL_REDUCE else f"{operation.noun} of {text}"
 
 
 def encode(

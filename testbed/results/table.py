@@ -135,9 +135,13 @@ def load_run(path: Path, finished: bool = True) -> Run:
     try:
         frame = pd.read_parquet(path / "results.parquet")
     except FileNotFoundError as error:
-        raise SpecError(
-            f"{path}: is not the folder of a finished run: {path / 'results.parquet'} is missing"
-        ) from error
+        status = manifest.get("status")
+        why = (
+            f"{path / 'results.parquet'} is missing"
+            if status == "complete"
+            else f"its status is {status}, and nothing was measured"
+        )
+        raise SpecError(f"{path}: is not the folder of a finished run: {why}") from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
     if finished and (status := manifest.get("status")) != "complete":

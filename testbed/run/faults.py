@@ -3,11 +3,12 @@ and ``faults.parquet``.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.core.errors import TestbedError
 from testbed.fabric import Fabric
@@ -16,6 +17,7 @@ from testbed.faults.identity import kind_name
 from testbed.faults.injector import Injector
 from testbed.faults.netem import Netem
 from testbed.faults.partition import Blockade
+from testbed.faults.rules import PacketRule
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, format_fault, limits_of, meet_frames, rules_of
 from testbed.faults.timeline import Timeline
@@ -24,7 +26,7 @@ from testbed.worker import Workers
 from testbed.workloads.scenario import Scenario
 from testbed.workloads.workload import Turn
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "frame_columns"]
 
 
 class Faults:
@@ -158,20 +160,8 @@ class Faults:
         self._add(turn, "fault_frames", int(links["frames"].sum()))
         self._add(turn, "fault_frames_blocked", int(links["blocked"].sum()))
         self._add(turn, "fault_log_lost", injector.lost)
-        records = injector.log()
-        numbers = ("group", "seq", "chunk", "hop", "attempt", "argument", "length")
-        self._keep(
-            turn,
-            {
-                "fault": [self._rule_numbers[rule] for rule in records["rule"].tolist()],
-                "action": [self._rules[rule].action for rule in records["rule"].tolist()],
-                "time": records["time"] * 1e-9 - self._started,
-                "sender": [names[rank] for rank in records["sender"].tolist()],
-                "receiver": [names[rank] for rank in records["receiver"].tolist()],
-                "kind": list(map(kind_name, records["kind"].tolist())),
-                **{key: records[key].astype(np.uint64) for key in numbers},
-            },
-        )
+        found = frame_columns(injector.log(), self._rules, self._rule_numbers, names, self._started)
+        self._keep(turn, found)
 
     def _add(
         self,
@@ -187,3 +177,29 @@ class Faults:
 
     def _keep(self, turn: Turn, columns: dict[str, Any]) -> None:
         self._log.add(turn.trial, turn.backend, turn.epoch, columns)
+
+
+def frame_columns(
+    records: NDArray[Any],
+    rules: Sequence[PacketRule],
+    numbers: Sequence[int],
+    names: Sequence[str],
+    started: float = 0.0,
+) -> dict[str, Any]:
+    """Return a log of frames as columns of ``faults.parquet``.
+
+    :param records: Shape (n,), of `testbed.faults.log.RECORD`.
+    :param numbers: Index of each rule in the scenario.
+    :param names: The hosts', by rank.
+    :param started: When the turn began, seconds.
+    """
+    fields = ("group", "seq", "chunk", "hop", "attempt", "argument", "length")
+    return {
+        "fault": [numbers[rule] for rule in records["rule"].tolist()],
+        "action": [rules[rule].action for rule in records["rule"].tolist()],
+        "time": records["time"] * 1e-9 - started,
+        "sender": [names[rank] for rank in records["sender"].tolist()],
+        "receiver": [names[rank] for rank in records["receiver"].tolist()],
+        "kind": list(map(kind_name, records["kind"].tolist())),
+        **{key: records[key].astype(np.uint64) for key in fields},
+    }

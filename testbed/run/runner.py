@@ -1,24 +1,24 @@
 """One run of a scenario: data, fabric and workers, the training, results."""
 
-import datetime
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.core.errors import StorageError
+from testbed.comm.entry import check_generic
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
-from testbed.results import FaultLog, RunFolder, StackLog, Table, digest, environment
+from testbed.results import FaultLog, RunFolder, StackLog, Table, environment
 from testbed.run.faults import Faults
+from testbed.run.manifest import facts, manifested
 from testbed.run.progress import Display
+from testbed.run.simulated import simulate_into
 from testbed.run.turns import take_turns
 from testbed.run.watch import Watch
 from testbed.worker import Workers
 from testbed.workloads.programs import attached, check_programs
 from testbed.workloads.scenario import Scenario
+from testbed.workloads.simulated import check_simulated
 from testbed.workloads.workload import Stage
 
 __all__ = ["check", "plan_of", "run_into", "run_scenario"]
@@ -31,15 +31,22 @@ def plan_of(scenario: Scenario) -> FabricPlan:
 
     :raises SpecError: The fabric cannot be as asked.
     """
+    if scenario.simulated:
+        return scenario.fabric.plan()
     check_mtu(scenario.fabric.mtu, scenario.backends, "fabric.mtu", scenario.workload.backends)
+    check_generic(scenario.fabric.xdp, scenario.backends, "fabric.xdp", scenario.workload.backends)
     return scenario.fabric.plan()
 
 
 def check(scenario: Scenario) -> None:
     """Refuse bad input before anything is read or built.
 
-    :raises SpecError: The fabric cannot be as asked, or the workload asks for too much.
+    :raises SpecError: The fabric cannot be as asked, the workload asks for too much, or the
+        scenario has what cannot be simulated.
     """
+    if scenario.simulated:
+        check_simulated(scenario)
+        return
     check_programs(scenario.programs, plan_of(scenario))
     scenario.workload.begin(scenario).check()
 
@@ -77,6 +84,9 @@ def run_into(
     :raises TestbedError: The run failed; the manifest's status says so as well, and the
         measurements so far are kept.
     """
+    if scenario.simulated:
+        simulate_into(folder, scenario, quiet, command)
+        return
     plan = plan_of(scenario)
     session = scenario.workload.begin(scenario)
     session.check()
@@ -108,68 +118,3 @@ def run_into(
                     watch,
                     display,
                 )
-
-
-def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[str, Any]:
-    """Return the part of the manifest that follows from the scenario."""
-    return {
-        "scenario": scenario.model_dump(mode="json"),
-        "command": list(command),
-        "seed": scenario.scenario.seed,
-        "plan_hash": digest(plan.to_dict()),
-    }
-
-
-@contextmanager
-def manifested(
-    folder: RunFolder,
-    manifest: dict[str, Any],
-    outputs: Sequence[Output],
-    found: Mapping[str, Any],
-) -> Iterator[None]:
-    """Keep the status in ``manifest.json`` up to date: running, then complete, failed (with the
-    error) or interrupted.
-
-    In each case, the measurements so far are kept.
-
-    :param found: What only the run can tell; it is added at the end.
-    """
-    manifest = {**manifest, "status": "running", "started": now()}
-    folder.write_manifest(manifest)
-    started = time.monotonic()
-
-    def end(status: str, error: str | None = None) -> None:
-        seconds = round(time.monotonic() - started, 3)
-        folder.write_manifest(
-            {
-                **manifest,
-                **found,
-                "status": status,
-                "error": error,
-                "finished": now(),
-                "seconds": seconds,
-            }
-        )
-
-    try:
-        yield
-        for output in outputs:
-            output.write(folder)
-    except BaseException as error:
-        # A full disk must not hide the original error, which it may have caused.
-        for output in outputs:
-            if output and not isinstance(error, StorageError):
-                with suppress(StorageError):
-                    output.write(folder)
-        with suppress(StorageError):
-            if isinstance(error, Exception):
-                end("failed", str(error))
-            else:
-                end("interrupted")
-        raise
-    end("complete")
-
-
-def now() -> str:
-    """Return the time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

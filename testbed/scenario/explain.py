@@ -16,16 +16,17 @@ from testbed.workloads.registry import WORKLOADS
 __all__ = ["explain"]
 
 
-def explain(error: ValidationError, source: str, workload: str) -> str:
+def explain(error: ValidationError, source: str, workload: str, model: type[BaseModel]) -> str:
     """Describe the errors, one per line, each starting with `source`.
 
     :param source: The scenario file's path.
     :param workload: The scenario's workload.
+    :param model: The schema that it was validated by.
     """
-    return "\n".join(f"{source}: {_line(detail, workload)}" for detail in findings(error))
+    return "\n".join(f"{source}: {_line(detail, workload, model)}" for detail in findings(error))
 
 
-def _line(detail: ErrorDetails, workload: str) -> str:
+def _line(detail: ErrorDetails, workload: str, root: type[BaseModel]) -> str:
     place = detail["loc"]
     if len(place) >= 2 and place[0] == "faults":
         return _fault_line(detail)
@@ -34,7 +35,7 @@ def _line(detail: ErrorDetails, workload: str) -> str:
     ):
         what = path_of(place) if len(place) > 1 else f"table [{path_of(place)}]"
         return f"{what}: belongs to workload {options(others)}, not to {workload}: leave it out"
-    return explain_table(detail, WORKLOADS[workload].scenario)
+    return explain_table(detail, root)
 
 
 def _others(workload: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ def foreign_scenario(
     """
     own = override({}, [each for each in settings if "." in each.partition("=")[0]])
     given = {f"{name}.{key}" for name, keys in own.items() for key in keys}
-    bare = _without_none(dict(table))
+    bare = without_none(dict(table))
     for place, value in _strings(bare):
         if place in given or place in _TEXTS:
             continue
@@ -57,10 +57,11 @@ def foreign_scenario(
     return parse_scenario(override(bare, settings), source)
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
+    """Return nested tables without the keys that are None, which TOML has no word for."""
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list) else value
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    return [without_none(each) for each in value] if isinstance(value, list) else value
 
 
 def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:

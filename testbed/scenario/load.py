@@ -17,6 +17,7 @@ from testbed.faults.spec import parse_fault
 from testbed.scenario.explain import explain
 from testbed.workloads.registry import WORKLOADS, choose
 from testbed.workloads.scenario import Scenario
+from testbed.workloads.simulated import simulated_model
 
 __all__ = ["add_faults", "load_scenario", "override", "parse_scenario", "read_table"]
 
@@ -92,10 +93,13 @@ def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
     workload = choose(table)
     if isinstance(named := table.get("scenario"), dict):
         table = {**table, "scenario": {"workload": workload, **named}}
+    model = WORKLOADS[workload].scenario
+    if isinstance(named, dict) and named.get("engine") == "simulation":
+        model = simulated_model(model)
     try:
-        return WORKLOADS[workload].scenario.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as error:
-        raise SpecError(explain(error, source, workload)) from error
+        raise SpecError(explain(error, source, workload, model)) from error
 
 
 def load_scenario(

@@ -12,8 +12,9 @@ from testbed.core.errors import SpecError
 from testbed.core.files import read_regular
 from testbed.core.tables import Table, checked, path_of
 from testbed.sim.hardware import Hardware, HostCosts, LinkModel
+from testbed.sim.presets import PRESETS
 
-__all__ = ["Calibration", "read_calibration"]
+__all__ = ["Calibration", "hardware_named", "read_calibration"]
 
 _MOST = 1 << 20
 _VETH = LinkModel(rate=1e15, overhead=0)
@@ -49,6 +50,21 @@ class Calibration(Table):
         commit, when = (self.provenance.get(key) for key in ("git_commit", "time"))
         cpu = self.provenance.get("cpu")
         return Hardware(costs, _VETH, source=f"testbed calibrate: {cpu}, {when}, {commit}")
+
+
+def hardware_named(name: str, key: str) -> Hardware:
+    """A preset, or the costs in a file of ``testbed calibrate``.
+
+    :param key: What the user has set, for the error.
+    :raises SpecError: It is neither.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if not Path(name).exists():
+        raise SpecError(
+            f"{key}: {name!r}: must be {', '.join(PRESETS)}, or a file of testbed calibrate"
+        )
+    return read_calibration(Path(name)).hardware
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -43,6 +43,7 @@ class Faults:
     :param identify: The identity of a message; None: no rule applies to it.
     :param trace: Also log frames that met no rule.
     :ivar counts: How often each action happened.
+    :ivar frames: Frames that could meet a rule.
     :raises SpecError: The fabric has more hosts than rules can tell apart.
     """
 
@@ -60,6 +61,7 @@ class Faults:
             )
         self.table = table
         self.counts: dict[Action, int] = {}
+        self.frames = 0
         self._env = wiring.env
         self._identify = identify
         self._trace = trace
@@ -83,6 +85,7 @@ class Faults:
         if packet is None:
             go_on(message, 0.0)
             return
+        self.frames += 1
         verdict = judge(self.table, packet, message.length)
         for order, fired in enumerate(verdict.fired):
             self.counts[fired.action] = self.counts.get(fired.action, 0) + 1

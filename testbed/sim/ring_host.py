@@ -130,7 +130,7 @@ class RingHost:
         return self._now_ns // 1000
 
     def _spend(self, seconds: float) -> simpy.Event:
-        return self._env.timeout(self.host.user.work(seconds))
+        return self._env.timeout(self.host.spend(seconds))
 
     def _kick(self) -> Steps:
         """Kick the doorbell: the programs take all work requests."""

@@ -97,12 +97,12 @@ class RingOverTcp:
         """What one rank does: 2 (N-1) blocks go out, the first of its own."""
         ranks, costs = len(self.connections), self.hardware.host
         outgoing, incoming = self.connections[rank], self.connections[rank - 1]
-        user = self.wiring.hosts[rank].user
+        host = self.wiring.hosts[rank]
         block = -(-size // ranks)
         segments = max(1, -(-block // outgoing.mss))
         length = max(1, -(-block // segments))
         start, total = incoming.receiver.expected, 2 * (ranks - 1) * segments
-        yield self.env.timeout(user.work(costs.syscall + block * costs.byte))
+        yield self.env.timeout(host.spend(costs.syscall + block * costs.byte))
         outgoing.write(segments * length, length)
         received, written = 0, segments
         while received < total:
@@ -110,7 +110,7 @@ class RingOverTcp:
             yield incoming.until(start + received + 1)
             arrived = min(incoming.receiver.expected - start, total)
             spent = 2 * costs.syscall + (arrived - received) * length * costs.prepare
-            yield self.env.timeout(user.work(spent))
+            yield self.env.timeout(host.spend(spent))
             received = arrived
             onward = min(segments + received, total) - written
             written += onward

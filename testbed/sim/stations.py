@@ -84,10 +84,22 @@ class Transmitter:
     """A link in one direction, with the queue in front of it.
 
     :ivar frames: Frames sent.
+    :ivar sent_bytes: Their bytes, from the Ethernet header on.
     :ivar dropped: Frames that found no room.
     """
 
-    __slots__ = ("_buffer", "busy", "dropped", "env", "frames", "free", "link", "name", "note")
+    __slots__ = (
+        "_buffer",
+        "busy",
+        "dropped",
+        "env",
+        "frames",
+        "free",
+        "link",
+        "name",
+        "note",
+        "sent_bytes",
+    )
 
     def __init__(
         self, env: simpy.Environment, link: LinkModel, name: str = "", buffer: Buffer | None = None
@@ -96,7 +108,7 @@ class Transmitter:
         self.link = link
         self.name = name
         self.free = self.busy = 0.0
-        self.frames = self.dropped = 0
+        self.frames = self.sent_bytes = self.dropped = 0
         self.note: Note | None = None
         self._buffer = buffer
         if buffer is not None:
@@ -122,6 +134,7 @@ class Transmitter:
         self.free = max(self.free, now) + seconds
         self.busy += seconds
         self.frames += 1
+        self.sent_bytes += length
         if self.note is not None:
             self.note(self.free - seconds, self.free, 1)
         return self.free - now + self.link.delay
@@ -143,6 +156,7 @@ class Transmitter:
         train.tail += self.link.delay
         self.busy += train.frames * seconds
         self.frames += train.frames
+        self.sent_bytes += train.frames * train.length
 
     def _has_room(self, length: int) -> bool:
         room = length - _TOLERANCE

@@ -109,6 +109,8 @@ class TrainRing:
         self.env.run()
         costs = self.hardware.host
         finish = self.layout.total * self.layout.length * costs.prepare
+        for host in self.wiring.hosts:
+            host.spent += finish
         return max(
             max(last, self.wiring.hosts[rank].user.free) + costs.wakeup + finish
             for rank, last in enumerate(self._last)
@@ -116,12 +118,12 @@ class TrainRing:
 
     def _prepare(self, rank: int) -> None:
         """The process quantizes block by block, and launches the first chunks with the first."""
-        costs, layout, user = self.hardware.host, self.layout, self.wiring.hosts[rank].user
+        costs, layout, host = self.hardware.host, self.layout, self.wiring.hosts[rank]
         ready = []
         for start in range(0, layout.total, layout.block):
             chunks = min(layout.block, layout.total - start)
-            user.work(chunks * layout.length * costs.prepare)
-            ready.append(self.env.now + user.work(costs.syscall))
+            host.spend(chunks * layout.length * costs.prepare)
+            ready.append(self.env.now + host.spend(costs.syscall))
         self._ready.append(ready)
         left = min(self.window, self._slots[rank])
         while left:

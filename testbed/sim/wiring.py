@@ -44,6 +44,13 @@ class Host:
         #: The link towards the switch.
         self.nic = nic
         self.receive: Callable[[Message], None] | None = None
+        #: Seconds that the process has worked; its CPU may be shared.
+        self.spent = 0.0
+
+    def spend(self, seconds: float) -> float:
+        """Queue some work of the process; return how long from now until it is done."""
+        self.spent += seconds
+        return self.user.work(seconds)
 
 
 #: What becomes of a frame at the switch port of its sender: copies, each with its delay in seconds.

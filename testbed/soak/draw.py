@@ -5,10 +5,10 @@ from dataclasses import replace
 from random import Random
 from typing import Literal
 
-from testbed.comm.options import CollectiveOptions, Lanes, RecoveryFrom
+from testbed.comm.options import SEGMENT, CollectiveOptions, Lanes, RecoveryFrom
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.options import Adder, ExchangeOptions, HaloChoice, Processing
+from testbed.exchange.options import Adder, ExchangeOptions, HaloChoice, Processing, SumWidth
 from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
 from testbed.faults.spec import events_of, limits_of, parse_fault
@@ -35,6 +35,7 @@ LANES: tuple[Lanes, ...] = ("int16", "int32")
 WAYS: tuple[RecoveryFrom, ...] = ("origin", "upstream")
 PROCESSING: tuple[Processing, ...] = ("pinned", "spread")
 ADDERS: tuple[Adder, ...] = ("kernel", "process")
+SUM_WIDTHS: tuple[SumWidth, ...] = ("wide", "packed")
 HALOS: tuple[HaloChoice, ...] = ("rows", "cover")
 AGGREGATIONS: tuple[Aggregation, ...] = ("sum", "weighted", "max")
 WINDOWS = [1, 2, 4, 8, 8, 16, 32, 64]
@@ -43,7 +44,7 @@ JUMBO_MTUS = [4000, 9000, MAX_MTU]  # of fabrics whose switches are programs
 CHUNKS = [0, 0, 0, 64, 1000, 5000]
 TOKENS = [0, 0, 1, 2, 8]
 SLICES = [0, 0, 4096, 1 << 18]
-SEGMENTS = [0, 0, 1 << 14, 1 << 20]
+SEGMENTS = [0, 1 << 14, SEGMENT, SEGMENT]
 MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
 
 RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
@@ -228,6 +229,7 @@ def _exchanges(
                 processing=random.choice(PROCESSING),
                 halo=random.choice(HALOS),
                 aggregate=random.choice(ADDERS),
+                sums=random.choice(SUM_WIDTHS),
             ),
             aggregation=random.choice(AGGREGATIONS),
             dim=dim,

@@ -315,6 +315,7 @@ class Phase:
             "exponent": exponent,
             "processing": task.terms.processing,
             "aggregate": task.terms.aggregate,
+            "sums": task.terms.sums,
         }
         groups: Sequence[GroupSpec] = make_groups(members, **terms)
         halos = make_graph(scenario, number).halos_of(task.terms.halo)

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.collectives.ring.layout import Pace
-from testbed.comm.backend import Tensor, float32_sum_bound
-from testbed.comm.options import Lanes
+from testbed.comm.backend import Tensor, sum_bound
+from testbed.comm.options import SEGMENT, Lanes
 from testbed.exchange.pinch.fixed_point import SLACK
+from testbed.exchange.pinch.layout import is_packed
 from testbed.protocol.lanes import Lanes as LaneFormat
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.status import finite_absmax
@@ -118,7 +119,9 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     if exchange.terms.halo == "cover":
         travels = covered = Travelling.of(graph, aggregation)
         aggregation = covered.aggregation
-    form, senders = Format(16 if exchange.terms.lanes == "int16" else 32), sent(travels)
+    bits = 16 if exchange.terms.lanes == "int16" else 32
+    form = Format(bits, packed=is_packed(exchange.terms.sums, bits, aggregation))
+    senders = sent(travels)
     guess = ScaleGuess(slack=SLACK)
     known = known_exponent(scenario, index) if exchange.known else None
     if isinstance(travels, Travelling):
@@ -150,7 +153,7 @@ class RingReference:
     :param segment: The group's option.
     """
 
-    def __init__(self, lanes: Lanes, segment: int = 0) -> None:
+    def __init__(self, lanes: Lanes, segment: int = SEGMENT) -> None:
         self._lanes = lanes
         self._pace = Pace(segment=segment)
         self._guesses: dict[int, list[ScaleGuess]] = {}
@@ -208,7 +211,7 @@ def float_reference(inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
     """
     absmax = max((finite_absmax(values) for values in inputs if values.size), default=0.0)
     total: Tensor = np.stack(inputs).sum(axis=0, dtype=np.float64).astype(np.float32)
-    return total, 2 * float32_sum_bound(absmax, len(inputs))
+    return total, 2 * sum_bound(absmax, len(inputs))
 
 
 def describe_difference(found: NDArray[Any], expected: NDArray[Any], bound: float) -> str | None:

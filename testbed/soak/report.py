@@ -168,6 +168,7 @@ def _factors(scenario: Scenario) -> dict[str, list[str]]:
     factors["bytes of a tensor"] = [_class(size, _SIZES) for size in sizes]
     factors["aggregation"] = [exchange.aggregation for exchange in exchanges]
     factors["processing"] = [exchange.terms.processing for exchange in exchanges]
+    factors["sums"] = [exchange.terms.sums for exchange in exchanges]
     return factors | {"elements of an embedding": [str(exchange.dim) for exchange in exchanges]}
 
 

@@ -2,7 +2,7 @@
 
 from testbed.sweep.grid import Cell, Trial
 from testbed.sweep.ledger import Ledger
-from testbed.sweep.player import Player, play
+from testbed.sweep.player import Place, Player, play
 from testbed.sweep.sweep_file import Sweep, load_sweep
 
-__all__ = ["Cell", "Ledger", "Player", "Sweep", "Trial", "load_sweep", "play"]
+__all__ = ["Cell", "Ledger", "Place", "Player", "Sweep", "Trial", "load_sweep", "play"]

@@ -1,8 +1,8 @@
-"""Running the trials of a sweep one after another, and gathering their results."""
+"""Running the trials of a sweep, and gathering their results."""
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol
@@ -14,7 +14,9 @@ from testbed.sweep.grid import Cell, Trial, order
 from testbed.sweep.ledger import Done, Ledger
 from testbed.sweep.sweep_file import Sweep
 
-__all__ = ["Player", "facts_of", "gather", "play", "remaining"]
+__all__ = ["Here", "Place", "Player", "Work", "attempt", "facts_of", "gather", "play", "remaining"]
+
+Work = Callable[[Path], None]
 
 
 class Player(Protocol):
@@ -26,17 +28,35 @@ class Player(Protocol):
         :raises SpecError: A key or value is wrong.
         """
 
+    def simulated(self, cell: Cell) -> bool:
+        """Tell whether a cell is simulated, and so needs neither root nor a machine of its own."""
+
     def content(self) -> Any:
         """Return what the cells are made from, for telling sweeps apart."""
 
     def guess(self, cell: Cell) -> float:
         """Guess how many seconds a trial takes, as long as none has been timed."""
 
-    def run(self, trial: Trial, folder: Path) -> None:
-        """Run a trial in an empty folder."""
+    def work(self, trial: Trial) -> Work:
+        """Return what runs a trial in an empty folder. It can be pickled, and needs no file of this
+        machine but those that the trial names.
+        """
 
     def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
         """Return a trial's measurements, with a column `trial`, tidy."""
+
+
+class Place(Protocol):
+    """Where trials run."""
+
+    @property
+    def at_once(self) -> int:
+        """How many trials run at a time."""
+
+    def run(
+        self, player: Player, ledger: Ledger, pending: Sequence[Trial]
+    ) -> Iterator[tuple[Trial, Done]]:
+        """Run trials, whose folders are the ledger's; yield each when it has ended."""
 
 
 def facts_of(sweep: Sweep, player: Player) -> dict[str, Any]:
@@ -47,6 +67,7 @@ def facts_of(sweep: Sweep, player: Player) -> dict[str, Any]:
         "common": sweep.common,
         "grid": sweep.grid,
         "content": player.content(),
+        **({"variants": sweep.variants} if sweep.variants else {}),
     }
 
 
@@ -77,30 +98,55 @@ def remaining(player: Player, pending: list[Trial], done: Mapping[str, Done]) ->
 
 
 def play(
-    sweep: Sweep, player: Player, ledger: Ledger, say: Callable[[str], None], retry: bool = False
+    sweep: Sweep,
+    player: Player,
+    ledger: Ledger,
+    say: Callable[[str], None],
+    retry: bool = False,
+    place: Place | None = None,
 ) -> None:
     """Run all trials that are not done. A trial that fails is recorded, and the sweep goes on.
 
     :param say: Shows the user a line.
     :param retry: Run those that have failed again.
+    :param place: Where trials run; None: in this process, one after another.
     """
+    place = place or Here()
     every = order(sweep.cells, sweep.table.trials, sweep.table.seed)
     pending = ledger.pending(every, retry)
     if len(pending) < len(every):
         say(f"{len(every) - len(pending)} of {len(every)} trials are done already")
-    while pending:
-        trial = pending.pop(0)
-        folder, started, error = ledger.begin(trial), time.monotonic(), None
-        try:
-            player.run(trial, folder)
-        except Exception as failure:
-            error = limit_reached(failure) or str(failure) or type(failure).__name__
-        seconds = round(time.monotonic() - started, 3)
-        ledger.end(trial, Done(seconds, error))
-        number = len(every) - len(pending)
-        left = remaining(player, pending, ledger.done)
-        text = f"failed: {error.splitlines()[0]}" if error else f"{seconds:.1f} s"
-        say(f"[{number}/{len(every)}] {trial}: {text}; {clock(left)} left")
+    left = {trial.name: trial for trial in pending}
+    for trial, done in place.run(player, ledger, pending):
+        ledger.end(trial, done)
+        del left[trial.name]
+        number = len(every) - len(left)
+        rest = remaining(player, list(left.values()), ledger.done) / place.at_once
+        text = f"failed: {done.error.splitlines()[0]}" if done.error else f"{done.seconds:.1f} s"
+        say(f"[{number}/{len(every)}] {trial}: {text}; {clock(rest)} left")
+
+
+class Here:
+    """This process, which runs trials one after another."""
+
+    at_once = 1
+
+    def run(
+        self, player: Player, ledger: Ledger, pending: Sequence[Trial]
+    ) -> Iterator[tuple[Trial, Done]]:
+        """See `Place`."""
+        for trial in pending:
+            yield trial, attempt(player.work(trial), ledger.begin(trial))
+
+
+def attempt(work: Work, folder: Path) -> Done:
+    """Run a trial in an empty folder; its errors are recorded."""
+    started, error = time.monotonic(), None
+    try:
+        work(folder)
+    except Exception as failure:
+        error = limit_reached(failure) or str(failure) or type(failure).__name__
+    return Done(round(time.monotonic() - started, 3), error)
 
 
 def gather(sweep: Sweep, player: Player, ledger: Ledger) -> Path:

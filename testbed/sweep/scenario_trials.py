@@ -1,5 +1,6 @@
 """A sweep over the keys of a scenario."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pandas as pd
 from testbed.core.errors import SpecError
 from testbed.results import RunFolder, load_run
 from testbed.run import check, run_into
+from testbed.scenario.foreign import without_none
 from testbed.scenario.load import parse_scenario, read_table
 from testbed.sweep.grid import Cell, Trial
+from testbed.sweep.player import Work
 from testbed.sweep.sweep_file import Sweep
 from testbed.workloads.scenario import Scenario
 
@@ -54,7 +57,8 @@ class ScenarioTrials:
         made = parse_scenario(table, f"{self._sweep.path}: {cell}")
         seed = (made.scenario.seed + number) % (1 << 32)
         named = made.scenario.model_copy(update={"seed": seed})
-        return made.model_copy(update={"scenario": named}).resolve(self._path.resolve().parent)
+        folder = self._path.resolve().parent
+        return made.model_copy(update={"scenario": named}).located(folder).resolve(folder)
 
     def check(self, cell: Cell) -> None:
         """See `Player`."""
@@ -63,6 +67,10 @@ class ScenarioTrials:
             check(scenario)
         except SpecError as error:
             raise SpecError(f"{self._sweep.path}: {cell}: {error}") from None
+
+    def simulated(self, cell: Cell) -> bool:
+        """See `Player`."""
+        return self.scenario(cell).simulated
 
     def content(self) -> Any:
         """See `Player`."""
@@ -73,15 +81,20 @@ class ScenarioTrials:
         made = self.scenario(cell)
         return START + EPOCH * len(made.backends) * made.epochs * made.scenario.trials
 
-    def run(self, trial: Trial, folder: Path) -> None:
+    def work(self, trial: Trial) -> Work:
         """See `Player`."""
-        with RunFolder(folder) as run:
-            scenario = self.scenario(trial.cell, trial.number)
-            run_into(run, scenario, quiet=True, command=self._command)
-            run.publish()
+        scenario = self.scenario(trial.cell, trial.number)
+        return partial(run_table, without_none(scenario.model_dump(mode="json")), self._command)
 
     def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
         """See `Player`."""
         run = load_run(folder)
         inner = int(run.manifest["scenario"]["scenario"]["trials"])
         return run.frame.assign(trial=trial.number * inner + run.frame["trial"])
+
+
+def run_table(table: dict[str, Any], command: list[str], folder: Path) -> None:
+    """Run a scenario, given as its tables, in an empty folder."""
+    with RunFolder(folder) as run:
+        run_into(run, parse_scenario(table), quiet=True, command=command)
+        run.publish()

@@ -11,9 +11,11 @@ from testbed.core.tables import Table, checked, path_of
 from testbed.scenario.load import read_table
 from testbed.sweep.grid import Cell, flatten, make_cells
 
-__all__ = ["Sweep", "SweepTable", "load_sweep"]
+__all__ = ["VARIANT", "Sweep", "SweepTable", "load_sweep"]
 
 MOST = 10_000  # trials
+VARIANT = "variant"
+"""The key of the grid whose values are the names of variants."""
 
 
 class SweepTable(Table):
@@ -40,7 +42,10 @@ class SweepFile(Table):
 
     sweep: SweepTable
     common: dict[str, Any] = Field(default={}, description="keys that all cells have")
-    grid: dict[str, Any] = Field(description="keys with the values that they take")
+    grid: dict[str, Any] = Field(default={}, description="keys with the values that they take")
+    variants: dict[str, dict[str, Any]] = Field(
+        default={}, description="by name, keys that are set together: one more key of the grid"
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,9 @@ class Sweep:
 
     :param path: The file.
     :param common: Values that all cells have, by key.
+    :param grid: Values by key; of `variants` their names, as the key ``variant``.
     :param cells: The grid's.
+    :param variants: By name, values by key, which may differ from the common ones.
     """
 
     path: Path
@@ -57,10 +64,13 @@ class Sweep:
     common: dict[str, Any]
     grid: dict[str, list[Any]]
     cells: list[Cell]
+    variants: dict[str, dict[str, Any]]
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """Return the values of a cell by key, the common ones included."""
-        return {**self.common, **cell.values}
+        values = dict(cell.values)
+        changed = self.variants[values.pop(VARIANT)] if self.variants else {}
+        return {**self.common, **values, **changed}
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -79,6 +89,16 @@ def load_sweep(path: Path) -> Sweep:
             raise SpecError(f"{path}: grid.{key}: must be an array of one or more values")
         if len({repr(value) for value in values}) != len(values):
             raise SpecError(f"{path}: grid.{key}: each value may be there once")
+    variants = {name: dict(flatten(values)) for name, values in found.variants.items()}
+    for name, values in variants.items():
+        if both := sorted(grid.keys() & values.keys()):
+            raise SpecError(
+                f"{path}: variants.{name}.{both[0]}: is in the grid as well: leave one of them out"
+            )
+    if variants:
+        if VARIANT in grid:
+            raise SpecError(f"{path}: grid.{VARIANT}: is the key of [variants]: leave it out")
+        grid[VARIANT] = list(variants)
     if not grid:
         raise SpecError(f"{path}: grid: must have one or more keys, such as fabric.hosts = [2, 4]")
     common = dict(flatten(found.common))
@@ -89,4 +109,4 @@ def load_sweep(path: Path) -> Sweep:
         count *= len(values)
     if count > MOST:
         raise SpecError(f"{path}: grid: has {count} trials in all: must be at most {MOST}")
-    return Sweep(path, found.sweep, common, grid, make_cells(grid))
+    return Sweep(path, found.sweep, common, grid, make_cells(grid), variants)

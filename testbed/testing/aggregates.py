@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from testbed.exchange.adjacency import Adjacency
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.options import HaloChoice
+from testbed.exchange.options import HaloChoice, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
+from testbed.exchange.pinch.layout import HEADROOM, is_packed
 from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.protocol.scale import ScaleGuess
@@ -41,15 +42,18 @@ class Format:
     """Lanes of 16 or 32 bits.
 
     :param halved: Half the range: differences of two must fit.
+    :param packed: Sums have no more bits than lanes, which leave `HEADROOM` for them.
     """
 
     bits: int
     halved: bool = False
+    packed: bool = False
 
     @property
     def limit(self) -> int:
         """The largest lane."""
-        return (1 << (self.bits - (2 if self.halved else 1))) - 1
+        unused = (1 if self.halved else 0) + (HEADROOM if self.packed else 0)
+        return (1 << (self.bits - 1 - unused)) - 1
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -210,12 +214,14 @@ def exact_aggregates(
     bits: int,
     guess: ScaleGuess | None = None,
     choice: HaloChoice = "rows",
+    width: SumWidth = "wide",
 ) -> list[NDArray[Any]]:
     """What each rank's `aggregate` must give without a cache.
 
     :param guess: The predicted scale, from the previous exchange, which is updated. None: there was
         no previous one.
     :param choice: What travels.
+    :param width: How sums of 32-bit lanes are held.
     """
     travels: HasHalos = graph
     if choice == "cover":
@@ -225,7 +231,8 @@ def exact_aggregates(
             covered.aggregation,
             covered,
         )
-    form, seen = Format(bits), magnitude(x[sent(travels)])
+    form = Format(bits, packed=is_packed(width, bits, aggregation))
+    seen = magnitude(x[sent(travels)])
     guess = guess or ScaleGuess(slack=SLACK)
     exponent = agree(guess, seen)
     return exact(travels, form.quantize(x, exponent), aggregation, form, exponent)

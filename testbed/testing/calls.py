@@ -15,7 +15,7 @@ from testbed.comm.group import GroupSpec
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["begin", "close", "collect", "count", "end", "open_group", "reduce"]
+__all__ = ["begin", "close", "collect", "count", "end", "open_group", "run"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ def open_group(context: WorkerContext, name: str, spec: GroupSpec) -> None:
     opened.backend.connect()
 
 
-def reduce(context: WorkerContext, tensor: Tensor) -> Tensor:
-    """All-reduce one tensor."""
-    return context.get(Opened).backend.all_reduce(tensor)
+def run(context: WorkerContext, method: str, tensor: Tensor, **options: Any) -> Tensor:
+    """Do a collective: a method of `Backend`."""
+    result: Tensor = getattr(context.get(Opened).backend, method)(tensor, **options)
+    return result
 
 
 def count(context: WorkerContext) -> Counters:

@@ -108,7 +108,7 @@ def draw_partitioned(
 
     :param entries: Adjacency entries.
     :param empty: Ranks that own nothing.
-    :param aloof: Ranks that own vertices, none of which has a neighbour elsewhere.
+    :param aloof: Ranks that own vertices without a neighbour elsewhere.
     :param hub: Additional entries of vertex 0.
     """
     rng = np.random.default_rng([seed, vertices, entries, world])

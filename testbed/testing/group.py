@@ -86,16 +86,51 @@ class Group(Closing):
         self._stack.callback(self._close_ranks)
         Workers.of(fabric).call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
 
-    def all_reduce(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor]:
-        """Sum tensors over all ranks.
+    def all_reduce(
+        self, tensors: Sequence[Tensor], within: float = 60.0, op: str = "sum"
+    ) -> list[Tensor]:
+        """Sum tensors over all ranks, or reduce them otherwise.
 
         :param tensors: One float32 tensor per rank, all of one shape.
         :param within: Seconds within which all ranks have to finish.
+        :param op: How values are reduced: ``sum``, ``min``, ``max`` or ``avg``.
         :returns: Each rank's result, in rank order.
         :raises CollectiveError: The collective could not complete.
         :raises WorkerTimeout: The time is over.
         """
-        found: list[Tensor] = self._reduce(tensors, within, "raise")
+        found: list[Tensor] = self._run("all_reduce", tensors, within, "raise", op=op)
+        return found
+
+    def reduce_scatter(
+        self, tensors: Sequence[Tensor], within: float = 60.0, op: str = "sum"
+    ) -> list[Tensor]:
+        """Sum tensors over all ranks, and give each rank its block of the sum.
+
+        :param tensors: One float32 tensor per rank, all of one shape, with as many equal blocks as
+            there are ranks.
+        :returns: Each rank's block, in rank order; the rest is as of :meth:`all_reduce`.
+        """
+        found: list[Tensor] = self._run("reduce_scatter", tensors, within, "raise", op=op)
+        return found
+
+    def all_gather(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor]:
+        """Give each rank the tensors of all ranks, one after the other.
+
+        :returns: Each rank's result, in rank order; the rest is as of :meth:`all_reduce`.
+        """
+        found: list[Tensor] = self._run("all_gather", tensors, within, "raise")
+        return found
+
+    def broadcast(
+        self, tensors: Sequence[Tensor], within: float = 60.0, root: int = 0
+    ) -> list[Tensor]:
+        """Give each rank the tensor of one.
+
+        :param tensors: One float32 tensor per rank, all of one shape.
+        :param root: The rank whose tensor it is.
+        :returns: Each rank's result, in rank order; the rest is as of :meth:`all_reduce`.
+        """
+        found: list[Tensor] = self._run("broadcast", tensors, within, "raise", root=root)
         return found
 
     def outcomes(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor | Exception]:
@@ -103,7 +138,7 @@ class Group(Closing):
 
         :raises WorkerTimeout: The time is over.
         """
-        return self._reduce(tensors, within, "return")
+        return self._run("all_reduce", tensors, within, "return")
 
     def counters(self) -> list[Counters]:
         """What each rank has sent since the group was formed, in rank order."""
@@ -115,15 +150,21 @@ class Group(Closing):
         """Close the backend on all hosts that live."""
         self._stack.close()
 
-    def _reduce(
-        self, tensors: Sequence[Tensor], within: float, errors: Literal["raise", "return"]
+    def _run(
+        self,
+        method: str,
+        tensors: Sequence[Tensor],
+        within: float,
+        errors: Literal["raise", "return"],
+        **options: Any,
     ) -> list[Any]:
         arguments = {
-            name: {"tensor": tensor} for name, tensor in zip(self._names, tensors, strict=True)
+            name: {"method": method, "tensor": tensor, **options}
+            for name, tensor in zip(self._names, tensors, strict=True)
         }
         return list(
             Workers.of(self._fabric)
-            .call_all(calls.reduce, arguments, timeout=within, errors=errors)
+            .call_all(calls.run, arguments, timeout=within, errors=errors)
             .values()
         )
 

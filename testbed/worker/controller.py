@@ -50,10 +50,11 @@ class Workers(Mapping[str, Worker], Stacked):
 
     :param fabric: A fabric that is up.
     :param affinity: ``rank`` binds the worker of rank r, and with it the softirqs that its system
-        calls raise, to CPU r modulo the number of CPUs; ``none`` leaves it to the scheduler.
+        calls raise, to CPU r modulo the number of CPUs; ``one`` binds all of them to the first CPU;
+        ``none`` leaves it to the scheduler.
     :param modules: Modules to import before workers start, in addition to those that all fabrics
         need; useful for modules that take long, such as torch.
-    :raises SpecError: ``affinity`` is neither.
+    :raises SpecError: ``affinity`` is none of these.
     """
 
     def __init__(
@@ -285,9 +286,10 @@ class Workers(Mapping[str, Worker], Stacked):
         process = forkserver.fork(name, self.fabric.nodes[name].pid, log)
         self.fabric.track(f"worker {name}", process.pid)
         logger.debug("%s: worker is process %d, its output goes to %s", name, process.pid, log)
-        if self._affinity == "rank" and name in self.fabric.hosts:
+        if self._affinity != "none" and name in self.fabric.hosts:
             cpus = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(process.pid, {cpus[self.fabric.plan.host(name).rank % len(cpus)]})
+            number = self.fabric.plan.host(name).rank if self._affinity == "rank" else 0
+            os.sched_setaffinity(process.pid, {cpus[number % len(cpus)]})
         return Worker(self, name, name, process, log)
 
     def _accept(

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
 
@@ -10,6 +10,7 @@ from testbed.comm.options import AffinityOf, GroupOptions, Timeout
 from testbed.core.tables import Named, Table
 from testbed.faults.spec import Fault, format_fault
 from testbed.plan import TAKES_K, FabricOptions
+from testbed.sim.options import SimulationOptions
 from testbed.telemetry.options import TelemetryOptions
 from testbed.workloads.programs import ProgramSpec
 from testbed.workloads.registry import WORKLOADS
@@ -30,6 +31,10 @@ class ScenarioSpec(Table):
         description="workload to run; default: the one whose table is there"
     )
     description: str = ""
+    engine: Literal["emulation", "simulation"] = Field(
+        default="emulation",
+        description="emulation builds the fabric, simulation computes times by models",
+    )
     seed: int = Field(default=1, ge=0, lt=1 << 32)
     trials: int = Field(default=1, ge=1, le=100)
     fault_seed: int | None = Field(
@@ -64,6 +69,7 @@ class Scenario(Table):
 
     scenario: ScenarioSpec
     fabric: FabricOptions = FabricOptions()
+    simulation: SimulationOptions = SimulationOptions()
     telemetry: TelemetryOptions = TelemetryOptions()
     faults: tuple[Fault, ...] = Field(default=(), strict=False)
     programs: tuple[ProgramSpec, ...] = Field(default=(), strict=False)
@@ -90,6 +96,11 @@ class Scenario(Table):
         return found
 
     @property
+    def simulated(self) -> bool:
+        """Whether nothing is built."""
+        return self.scenario.engine == "simulation"
+
+    @property
     def fault_seed(self) -> int:
         """The seed of the faults' fates."""
         return self.scenario.seed if self.scenario.fault_seed is None else self.scenario.fault_seed
@@ -108,11 +119,14 @@ class Scenario(Table):
         return self
 
     def located(self, folder: Path) -> Self:
-        """Return the scenario with the files of programs relative to the folder of its file."""
+        """Return the scenario with the files of programs and hardware relative to the folder of its
+        file.
+        """
         programs = tuple(
             each.model_copy(update={"file": str(folder / each.file)}) for each in self.programs
         )
-        return self.model_copy(update={"programs": programs})
+        simulation = self.simulation.located(folder)
+        return self.model_copy(update={"programs": programs, "simulation": simulation})
 
     @field_serializer("faults")
     def _faults_in_words(self, faults: tuple[Fault, ...]) -> list[str]:

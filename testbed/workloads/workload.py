@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from testbed.results import Run, Table
     from testbed.worker import Workers
     from testbed.workloads.scenario import Scenario
+    from testbed.workloads.simulated import Simulation
 
-__all__ = ["Report", "Session", "Stage", "Turn", "Workload"]
+__all__ = ["OPTIMIZERS", "Report", "Session", "Stage", "Turn", "Workload"]
 
 S = TypeVar("S", bound="Scenario")
+
+OPTIMIZERS = "torch._dynamo"
+"""What torch imports when a process makes its first optimizer; it takes a second."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Workload:
     :param session: ``module:class`` of its `Session`.
     :param report: The terms of its report.
     :param summary: One line for `testbed list`.
+    :param simulation: ``module:class`` of its `testbed.workloads.simulated.Simulation`; None: it
+        cannot be simulated.
     """
 
     table: str
@@ -76,6 +82,7 @@ class Workload:
     session: str
     report: Report
     summary: str = ""
+    simulation: str | None = None
 
     def entry(self, backend: str) -> Entry:
         """Return the properties of a backend."""
@@ -85,6 +92,12 @@ class Workload:
     def begin(self, scenario: Scenario) -> Session[Any]:
         """Return a session of a scenario."""
         made: Session[Any] = load(self.session)(scenario)
+        return made
+
+    def simulate(self, scenario: Scenario) -> Simulation[Any]:
+        """Return what computes the times of a scenario that `check_simulated` accepts."""
+        assert self.simulation is not None
+        made: Simulation[Any] = load(self.simulation)(scenario)
         return made
 
 

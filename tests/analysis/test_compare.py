@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from analysis.compare import compare, differences
-from analysis.report import make_report, number
+from analysis.report import make_report
+from analysis.style import number
 from testbed.core.errors import SpecError, StorageError
 from testbed.results import load_run
 

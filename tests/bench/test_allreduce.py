@@ -10,6 +10,7 @@ from testbed.core.errors import SpecError
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.plan import plan_fabric
 from tests.support.command import call_testbed, run_testbed
+from tests.support.tiers import broad
 
 
 def bench(*arguments):
@@ -62,6 +63,19 @@ def test_refusals(changes, text):
             "-b: '64T' is no size: must be a number of bytes, with K, M or G, such as 64K",
         ),
         (["--lanes", "int8"], '--lanes: "int8": must be int16 or int32; did you mean int32?'),
+        (
+            ["-d", "bfloat16"],
+            "-d: 'bfloat16': must be one of float, double, half, int32, int64",
+        ),
+        (
+            ["-d", "int32", "--op", "avg", "--backends", "gloo"],
+            "--op: avg: must be one of sum, min, max with -d int32",
+        ),
+        (
+            ["-o", "min"],
+            "-o: min: is the file of the results here, and must have another name; --op min is how"
+            " values are reduced",
+        ),
         (["-n", "0"], "-n: 0: must be 1 to 1000000 iterations"),
         (["--hosts", "33"], "--hosts: 33: must be 1 to 32"),
         (
@@ -83,6 +97,81 @@ def test_system_calls_are_counted_exactly():
         for _ in range(1000):
             os.getppid()
         assert counter.read() - before == 1000
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("command", "op", "redop"),
+    broad(
+        [
+            ("reducescatter", "avg", "avg"),
+            ("allgather", "sum", "none"),
+            ("bcast", "sum", "none"),
+            ("allreduce", "avg", "avg"),
+        ]
+    ),
+)
+def test_other_collectives_end_to_end(tmp_path, command, op, redop):
+    path = tmp_path / "out.json"
+    terms = f"--hosts 3 -b 64K -e 64K -n 3 -w 1 --op {op} --out-of-place --out {path}"
+    done = run_testbed("bench", command, *terms.split())
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["backend"] for row in rows] == ["xdp-ring", "tcp-ring", "gloo", "mpi"]
+    blocks = command in ("reducescatter", "allgather")
+    size, count = (65532, 5461) if blocks else (65536, 16384)
+    for row in rows:
+        assert (row["size_bytes"], row["count"], row["redop"]) == (size, count, redop)
+        assert row["wrong"] == row["out_of_place"]["wrong"] == 0
+        assert row["out_of_place"]["time_us"]["median"] > 0
+        # N - 1 hops of each value, in lanes of half its width; twice in an all-reduce
+        assert row["wire_bytes"] > size * (2 if command == "allreduce" else 1)
+    lines = done.stdout.splitlines()
+    header = next(line for line in lines if line.startswith("#") and " algbw " in line)
+    assert header.count("#wrong") == 2
+    assert {len(line) for line in lines if line.startswith("  ")} == {len(header)}
+
+
+@pytest.mark.net
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("command", "backends", "datatype", "op", "width"),
+    [
+        ("allreduce", "tcp-ring,gloo,mpi", "double", "avg", 8),
+        ("allreduce", "gloo", "half", "sum", 2),
+        ("reducescatter", "tcp-ring,gloo,mpi", "int32", "sum", 4),
+        ("allgather", "xdp-ring,tcp-ring,gloo,mpi", "half", "sum", 2),
+        ("bcast", "xdp-ring,tcp-ring,gloo,mpi", "int64", "sum", 8),
+    ],
+)
+def test_other_types_end_to_end(tmp_path, command, backends, datatype, op, width):
+    path = tmp_path / "out.json"
+    terms = f"--hosts 3 --backends {backends} -b 60004 -e 60004 -n 2 -w 1 -d {datatype} --op {op}"
+    done = run_testbed("bench", command, *terms.split(), "--out", str(path))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["backend"] for row in rows] == backends.split(",")
+    blocks = 3 if command in ("reducescatter", "allgather") else 1
+    for row in rows:
+        assert (row["type"], row["wrong"]) == (datatype, 0)
+        assert row["size_bytes"] == 60004 // (max(width, 4) * blocks) * max(width, 4) * blocks
+        assert row["count"] == row["size_bytes"] // width // blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--op", "max"], "--op: max: must be one of sum, avg with xdp-ring; --backends"),
+        (["-d", "int32"], "-d: int32: must be float with xdp-ring; --backends"),
+        (
+            ["-d", "half", "--backends", "gloo,mpi"],
+            "-d: half: must be one of float, double, int32, int64 with mpi; --backends",
+        ),
+    ],
+)
+def test_refusal_of_what_a_backend_cannot_reduce(arguments, text):
+    done = call_testbed("bench", "allreduce", "--hosts", "2", "-b", "4", "-e", "4", *arguments)
+    assert (done.returncode, done.stderr) == (2, f"error: {text} chooses others\n")
 
 
 @pytest.mark.net
@@ -174,7 +263,7 @@ def test_the_kernel_beside_sockets(tmp_path):
 
 
 def test_help_gives_ranges():
-    text = " ".join(bench("--help").stdout.replace("│", " ").split())
+    text = " ".join(call_testbed("bench", "allreduce", "--help").stdout.replace("│", " ").split())
     for allowed in (
         "1 to 32",
         "576 to 65535",

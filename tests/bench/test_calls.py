@@ -20,6 +20,15 @@ def test_inputs_do_not_depend_on_the_requested_part():
     assert abs(float(whole.mean())) < 0.01
 
 
+@pytest.mark.parametrize(("kind", "most"), [("int32", 1 << 26), ("int64", 1 << 46)])
+def test_sums_of_integers_fit(kind, most):
+    drawn = make_input(1, 0, 0, BLOCK, kind)
+    assert drawn.dtype == kind
+    # Most are more than a float32 holds exactly, and 32 ranks' sum is not more than the type does.
+    assert np.count_nonzero(drawn.astype(np.float32) != drawn) > BLOCK / 4
+    assert np.abs(drawn).max() <= most <= np.iinfo(kind).max // 32 + 1
+
+
 def test_inputs_differ_by_seed_and_rank():
     parts = [make_input(seed, rank, 0, 100) for seed in range(3) for rank in range(3)]
     assert len({part.tobytes() for part in parts}) == 9

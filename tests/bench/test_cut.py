@@ -15,7 +15,10 @@ from tests.support.command import run_testbed
     ("arguments", "text"),
     [
         (("cora", "metis", [64]), "--dataset: 'cora': must be one of debian, synthetic"),
-        (("debian", "best", [64]), "--partitioner: 'best': must be one of hash, range, metis"),
+        (
+            ("debian", "best", [64]),
+            "--partitioner: 'best': must be one of hash, range, metis, fennel",
+        ),
         (("debian", "hash", []), "--dims: 0: must be 1 to 512"),
         (("debian", "hash", [64, 513]), "--dims: 513: must be 1 to 512"),
     ],

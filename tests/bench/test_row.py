@@ -4,17 +4,22 @@ import math
 
 import pytest
 
-from testbed.bench.observed import Observed, windows_of
-from testbed.bench.row import Turn, algbw, busbw, make_row
+from testbed.bench.observed import Observed, Overhead, windows_of
+from testbed.bench.operations import OPERATIONS
+from testbed.bench.row import Turn, algbw, make_row
 from testbed.comm.collective import Counters
 from testbed.telemetry.profile import Profile
 
 
 def test_bandwidths():
     assert algbw(64 << 20, 0.05) == pytest.approx(1.34217728)
+    busbw = OPERATIONS["allreduce"].busbw
     assert busbw(64 << 20, 0.05, 4) == pytest.approx(2.01326592)
     assert busbw(1000, 1e-6, 1) == 0
     assert busbw(1000, 1e-6, 2) == pytest.approx(1.0)
+    assert OPERATIONS["bcast"].busbw(64 << 20, 0.05, 4) == pytest.approx(1.34217728)
+    for half in ("reducescatter", "allgather"):
+        assert OPERATIONS[half].busbw(64 << 20, 0.05, 4) == pytest.approx(1.00663296)
 
 
 def make_turn(starts, ends, packets=0, wrong=0):
@@ -68,11 +73,29 @@ def test_overhead_compares_turns_that_follow_each_other():
     watched = [[make_turn([0.0, 1.0], [0.105, 1.105])], [make_turn([2.0], [2.21])]]
     observed = Observed.of([(ranks, profile) for ranks in watched], counts=profile, counted=3)
     row = make_row("gloo", 4, plain, None, observed)
-    assert row.overhead == pytest.approx(0.05)
+    assert row.overhead
+    assert row.overhead.share == pytest.approx(0.05)
+    assert row.overhead.pairs == 2
     assert row.times == pytest.approx((0.1, 0.1, 0.2))
     telemetry = row.to_dict({})["telemetry"]
-    assert (telemetry["overhead"], telemetry["seconds"]) == (row.overhead, 2.0)
+    assert (telemetry["overhead"], telemetry["seconds"]) == (row.overhead.share, 2.0)
+    assert telemetry["overhead_low"] <= telemetry["overhead"] <= telemetry["overhead_high"]
     assert make_row("gloo", 4, plain, None).overhead is None
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [
+        (5, 1, 5),  # too few: all of them
+        (16, 4, 13),  # as tables of the sign test have it
+        (20, 5, 16),
+        (100, 40, 61),
+    ],
+)
+def test_an_overhead_has_the_interval_of_the_sign_test(count, low, high):
+    found = Overhead.of([1 + number / 1000 for number in range(count, 0, -1)])
+    assert (round(1000 * found.low), round(1000 * found.high)) == (low, high)
+    assert found.pairs == count
 
 
 def test_windows_last_from_the_first_start_to_the_last_end():

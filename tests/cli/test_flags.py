@@ -22,7 +22,15 @@ MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench exchange": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
     "bench sim": (
         (SimulatedFabricOptions, CollectiveOptions),
-        {"timeout", "affinity", "recovery", "reorder_threshold", "reproducible", "on_overflow"},
+        {
+            "timeout",
+            "affinity",
+            "recovery",
+            "reorder_threshold",
+            "reproducible",
+            "on_overflow",
+            "segment",
+        },
     ),
     "up": ((FabricOptions,), set()),
 }
@@ -107,7 +115,7 @@ def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
         (["--window", "257"], "--window: 257: must be 1 to 256"),
         (["--recovery", "owner"], '--recovery: "owner": must be origin or upstream'),
         (["--reorder-threshold", "4097"], "--reorder-threshold: 4097: must be 0 to 4096"),
-        (["--affinity", "core"], '--affinity: "core": must be none or rank'),
+        (["--affinity", "core"], '--affinity: "core": must be none, rank or one'),
         (["--mtu", "100"], "--mtu: 100: must be 576 to 65535"),
         (["--offload", "no"], '--offload: "no": must be on or off'),
         (["--topology", "mesh"], '--topology: "mesh": must be star, ring, leaf-spine or fat-tree'),

@@ -34,6 +34,7 @@ LISTS = {  # options that take a list of numbers, sizes or times, by command
     ("bench", "aggregate"): ("--dims", "--degrees"),
     ("bench", "exchange"): ("--dims",),
 }
+SWEEP = Path(__file__).parents[2] / "scenarios" / "sweeps" / "scale.toml"
 ENDLESS = "1" + "0" * 30  # a number above every bound
 NO_RANGE = {"--step-factor", "--only"}  # options that have no upper bound
 
@@ -90,7 +91,12 @@ def refuse(path: tuple[str, ...], option: tuple[str, ...], value: str, scenario:
     """Check that a command refuses a value with one line that names the option, the value and what
     it must be.
     """
-    arguments = {("run",): [str(scenario)], ("up",): ["--topology", "leaf-spine"]}.get(path, [])
+    arguments = {
+        ("run",): [str(scenario)],
+        ("up",): ["--topology", "leaf-spine"],
+        ("partition",): ["rmat:8"],
+        ("sweep",): [str(SWEEP)],
+    }.get(path, [])
     result = CliRunner().invoke(
         app, [*path, *arguments, option[-1], value], env={"COLUMNS": "10000"}
     )

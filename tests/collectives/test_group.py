@@ -56,7 +56,7 @@ def test_every_group_that_forms_has_a_cookie_of_its_own():
             {"on_overflow": "wrap"},
             'group: on_overflow = "wrap": must be error or saturate',
         ),
-        (HOSTS[:2], {"affinity": "cpu0"}, 'group: affinity = "cpu0": must be none or rank'),
+        (HOSTS[:2], {"affinity": "cpu0"}, 'group: affinity = "cpu0": must be none, rank or one'),
         (HOSTS[:2], {"group_id": 4096}, "group: group_id = 4096: must be 0 to 4095"),
     ],
 )

@@ -128,9 +128,9 @@ def seq_in(context) -> int:
 
 def tensors_in(context) -> list[tuple[int, int, int]]:
     return [
-        (kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent))
-        for segments in kept(context)[0].tensors.values()
-        for kind in segments
+        (kind.layout.total, kind.layout.length, kind.tag(kind.exponent))
+        for plan in kept(context)[0].tensors.values()
+        for kind in plan.kinds
     ]
 
 

@@ -17,6 +17,7 @@ from testbed.core.errors import CollectiveError
 from testbed.plan import plan_fabric
 from testbed.protocol.ring.liveness import End, Reason
 from testbed.protocol.ring.memory import WrKind
+from testbed.protocol.status import Operation
 
 SEQ = 5
 HERE = Peer(SEQ, 0, 0, 4)
@@ -122,6 +123,16 @@ def test_a_rank_says_why_there_is_no_progress(peers, heard, before, meanwhile, w
     with pytest.raises(CollectiveError) as failure:
         recovery.wait(SEQ, 9)
     assert str(failure.value).startswith(f"rank 0 (h1): {why} (all-reduce 5: 0 of 9 chunks after ")
+
+
+def test_errors_name_the_collective() -> None:
+    peers = [HERE, HERE, ELSEWHERE]
+    recovery = Recovery(Port(spec(), lambda _: peers, [0, 1, 1], 0, 0))  # type: ignore[arg-type]
+    with pytest.raises(
+        CollectiveError,
+        match=r"h3\) up, but not in this all-gather after 0.05 s \(all-gather 5: 0 of 9 chunks",
+    ):
+        recovery.wait(SEQ, 9, Operation.ALL_GATHER)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.registry import modules_of, open_backend
-from testbed.comm.backend import float32_sum_bound
+from testbed.comm.backend import sum_bound
 from testbed.comm.collective import Counters
 from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, WorkerDied
@@ -52,7 +52,7 @@ def check(results, size):
     expected = np.sum(inputs, axis=0, dtype=np.float64)
     absmax = max(float(np.abs(x).max(initial=0)) for x in inputs)
     for result in results:
-        assert np.abs(result - expected).max(initial=0) <= float32_sum_bound(absmax, len(results))
+        assert np.abs(result - expected).max(initial=0) <= sum_bound(absmax, len(results))
 
 
 def connect(workers, names, backend, hosts, **options):

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,8 +57,8 @@ def inputs(ranks, size):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make short tensors take several slices, steps end inside segments, and slots run out."""
-    monkeypatch.setattr(tcp_ring, "BLOCK", 48)
-    monkeypatch.setattr(tcp_ring, "SEGMENT", 7)
+    monkeypatch.setattr(tcp_ring, "BLOCK", 192)  # 48 elements of 4 bytes
+    monkeypatch.setattr(tcp_ring, "SEGMENT", 24)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
@@ -84,6 +85,52 @@ def test_sums_equal_numpys(small_blocks, ranks, in_place):
             assert np.abs(results[rank][index] - expected).max(initial=0) <= bound(absmax)
             # A ring gives all ranks exactly the same bits.
             assert np.array_equal(results[rank][index], results[0][index])
+
+
+OPS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+@pytest.mark.parametrize("kind", ["float64", "int32", "int64"])
+def test_other_types_are_reduced_exactly(small_blocks, kind):
+    """Values that no float32 can hold, and whose sums are exact; those of integers wrap around."""
+    most = 1 << 50 if kind == "float64" else np.iinfo(kind).max
+    sizes, ranks = (1, 24 * 3 + 1, 1003), 3
+    tensors = {
+        size: [
+            np.random.default_rng([size, rank]).integers(-most, most, size).astype(kind)
+            for rank in range(ranks)
+        ]
+        for size in sizes
+    }
+
+    def work(rank, backend):
+        reduced = {
+            (op, size): backend.all_reduce(tensors[size][rank], op=op)
+            for size in sizes
+            for op in OPS
+        }
+        return reduced, backend.reduce_scatter(tensors[1003][rank][:1002])
+
+    for rank, (reduced, block) in enumerate(on_all_ranks(make_specs(ranks), work)):
+        for (op, size), found in reduced.items():
+            assert found.dtype == kind
+            assert np.array_equal(found, reduce(OPS[op], tensors[size]))
+        assert np.array_equal(block, reduced["sum", 1003][:1002].reshape(ranks, -1)[rank])
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16", "int32", "int64"])
+def test_values_of_any_type_arrive_bit_by_bit(kind):
+    words = np.random.default_rng(7).integers(0, 1 << 32, (2, 1000), np.uint32)
+    tensors = [each.view(kind) for each in words]
+
+    def work(rank, backend):
+        gathered = backend.all_gather(tensors[rank])
+        return gathered, backend.broadcast(tensors[rank].copy(), 1)
+
+    for gathered, copied in on_all_ranks(make_specs(2), work):
+        assert gathered.dtype == copied.dtype == kind
+        assert gathered.tobytes() == words.tobytes()
+        assert copied.tobytes() == words[1].tobytes()
 
 
 def test_real_block_sizes_and_shapes():
@@ -243,8 +290,18 @@ def connect_and_sum(spec):
 @pytest.mark.parametrize(
     ("tensor", "out", "text"),
     [
-        (np.zeros(4), None, "tensor is float64"),
-        (np.zeros((4, 4), np.float32).T, None, "must be float32, C-contiguous"),
+        (
+            np.zeros(4, np.float16),
+            None,
+            "tensor is float16 .*: must be float32, float64, int32 or int64, C-contiguous",
+        ),
+        (np.zeros((4, 4), np.float32).T, None, "must be float32, float64, int32 or int64, C-cont"),
+        (np.zeros(4), np.zeros(4, np.float32), "out is float32 .*: must be float64, C-contiguous"),
+        (
+            np.zeros(9),
+            None,
+            "tensor has 9 elements: must be at most the group's capacity, 8",
+        ),
         (
             np.zeros(4, np.float32),
             np.zeros(5, np.float32),
@@ -260,6 +317,26 @@ def connect_and_sum(spec):
 def test_bad_arrays(tensor, out, text):
     with pytest.raises(SpecError, match=text):
         tcp_ring.TcpRing(CONTEXT, make_specs(1, capacity=16)[0]).all_reduce(tensor, out)
+
+
+def test_averages_of_integers():
+    with pytest.raises(SpecError, match="op = 'avg': must be one of sum, min, max with tcp-ring"):
+        tcp_ring.TcpRing(CONTEXT, make_specs(1)[0]).all_reduce(np.zeros(4, np.int32), op="avg")
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (np.zeros(3, np.float16), "3 elements of float16 have 6 bytes: must be a multiple of 4"),
+        (
+            np.zeros(5, np.float16)[1:],
+            "memory begins at 0x[0-9a-f]*[26ae]: must be a multiple of 4",
+        ),
+    ],
+)
+def test_halves_that_are_no_words(memory, text):
+    with pytest.raises(SpecError, match=text):
+        tcp_ring.TcpRing(CONTEXT, make_specs(1)[0]).broadcast(memory)
 
 
 def test_overlapping_arrays():

@@ -2,6 +2,7 @@
 them.
 """
 
+import json
 import os
 import signal
 
@@ -31,6 +32,7 @@ from tests.support.tiers import broad
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 
 MTU = 1500
+GENERIC = 2  # XDP_ATTACHED_SKB of linux/if_link.h
 
 
 def sizes_for(bits):
@@ -53,6 +55,24 @@ def test_sums_are_exact(ranks, switch):
             connect(workers, plan.hosts, lanes=f"int{bits}", group_id=group_id, capacity=1 << 18)
             sizes = sizes_for(bits)
             check(all_reduce(workers, plan.hosts, sizes, group_id), sizes, bits)
+
+
+@pytest.mark.parametrize("switch", broad(["xdp", "bridge"]))
+def test_sums_are_exact_where_programs_run_in_the_stack(switch):
+    plan = plan_fabric(hosts=3, switch=switch, mtu=MTU, xdp="generic")
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
+        set_datapath(fabric, "xdp")
+        connect(workers, plan.hosts, lanes="int16", capacity=1 << 18)
+        sizes = sizes_for(16)
+        check(all_reduce(workers, plan.hosts, sizes), sizes, 16)
+        devices = {
+            "h1": ("eth0", "doorbell0", "doorbell1"),
+            "s1": [plan.switch("s1").ifname(port) for port in plan.switch("s1").ports],
+        }
+        for node, names in devices.items():
+            links = json.loads(fabric.run(node, ["ip", "-json", "link"]).stdout)
+            modes = {link["ifname"]: link["xdp"]["mode"] for link in links if "xdp" in link}
+            assert modes == dict.fromkeys(names, GENERIC)
 
 
 @pytest.mark.parametrize("topology", broad(["leaf-spine", "ring"]))

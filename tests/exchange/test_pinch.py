@@ -11,7 +11,7 @@ import pytest
 
 from testbed.core.errors import CollectiveError
 from testbed.exchange.pinch.fixed_point import Numbers
-from testbed.exchange.pinch.layout import RowLayout
+from testbed.exchange.pinch.layout import HEADROOM, RowLayout
 from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.protocol.wire import PinchKind
 from testbed.testing import assert_faults_fired
@@ -85,6 +85,31 @@ def test_partial_sums_are_added_exactly(hosts, lanes) -> None:
         first, second = cached.aggregate([inputs[0], inputs[0]])
         for one, other in zip(first, second, strict=True):
             assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("processing", broad(["pinned", "spread"]))
+def test_packed_sums_never_overflow(hosts, processing) -> None:
+    """Every lane is the largest there is, and hubs have many accumulators."""
+    graph = draw_partitioned(0, 1500, 12_000, 4, hub=3000)
+    assert max(int(np.diff(halo.indptr).max()) for halo in graph.halos) > 4 << HEADROOM
+    for dim in (1, 17, 512):
+        x = embeddings(0, graph, dim)
+        largest = np.full_like(x, np.nextafter(np.float32(8), np.float32(0)))
+        with hosts.open(graph, dim, "sum", "int32", processing=processing, sums="packed") as made:
+            made.check([x, largest, -largest, np.copysign(largest, x)], times=2)
+
+
+def test_sums_are_packed_only_where_lanes_leave_room(hosts) -> None:
+    graph = draw_partitioned(1, 400, 3000, 4)
+    x = embeddings(0, graph, 17)
+    for kind, lanes, halo in (
+        ("weighted", "int32", "rows"),
+        ("max", "int32", "rows"),
+        ("sum", "int16", "rows"),
+        ("sum", "int32", "cover"),
+    ):
+        with hosts.open(graph, 17, kind, lanes, sums="packed", halo=halo) as exchange:
+            exchange.check([x])
 
 
 @pytest.mark.parametrize("halo", broad(["cover", "rows"]))
@@ -255,6 +280,17 @@ def cached(
     """The results with a cache of bound 0: those without a cache at half the range."""
     form = Format(16 if lanes == "int16" else 32, halved=True)
     return exact(graph, form.quantize(x, exponent), kind, form, exponent)
+
+
+def test_packed_sums_stay_exact_with_a_cache(hosts) -> None:
+    graph = draw_partitioned(0, 500, 4000, 4, hub=1000)
+    inputs, form = moving(graph, 16, 6), Format(32, halved=True, packed=True)
+    with hosts.open(graph, 16, "sum", "int32", bound=0.0, sums="packed") as exchange:
+        results = exchange.aggregate(inputs)
+    for x, of_ranks in zip(inputs, results, strict=True):
+        wanted = exact(graph, form.quantize(x, 0), "sum", form, 0)
+        for rank in range(4):
+            np.testing.assert_array_equal(of_ranks[rank], wanted[rank])
 
 
 @both_lanes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT, Numbers, exponent_of
-from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.layout import HEADROOM, Bundles, RowLayout, bundle
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.kernel.abi import dtype
 from testbed.protocol.wire import weigh
@@ -204,6 +204,28 @@ def test_aggregates_equal_the_references(bits, kind, banks) -> None:
             else:
                 made.collect(accumulators, targets, banks, out, 5, clear)
                 assert bool(accumulators.any()) != clear
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("banks", [1, 3])
+def test_packed_sums_of_a_vertex_are_added_up(banks) -> None:
+    for dim in DIMS:
+        random = np.random.default_rng([dim, banks])
+        layout = RowLayout.plan(dim, 32, 1500, packed=True)
+        made = Numbers(layout, "sum", 1.0)
+        assert made.limit == Format(32, packed=True).limit == layout.largest
+        most = made.limit << HEADROOM
+        targets = np.array([2, 0, 0, 0, 3, 1, 1], np.int32)
+        sums = random.integers(-most, most, (banks, len(targets), 2 * layout.wide))
+        sums[:, 1:4, 0], sums[:, 1:4, -1] = most, -most
+        words = (sums[..., ::2] + (sums[..., 1::2] << 32)).view(np.uint64)
+        total = np.zeros((5, dim), np.int64)
+        np.add.at(total, targets, sums.sum(axis=0)[:, :dim])
+        expected = Format(32, packed=True).dequantize(total, 1.0 / made.factor(5), "sum")
+        for clear in (False, True):
+            out = np.full((5, dim), np.nan, np.float32)
+            made.collect(words, targets, banks, out, 5, clear)
+            assert bool(words.any()) != clear
             np.testing.assert_array_equal(out, expected)
 
 

@@ -46,6 +46,9 @@ def test_the_length_of_a_payload_of_some_vertices() -> None:
     assert [layout.length(rows) for rows in (1, 2, 3, 10)] == [136, 264, 400, 1320]
     wide = RowLayout.plan(512, 32, 1500)
     assert (wide.words, wide.parts, wide.rows, wide.payload, wide.wide) == (128, 2, 1, 1032, 512)
+    packed = RowLayout.plan(512, 32, 1500, packed=True)
+    assert (packed.words, packed.parts, packed.wide) == (128, 2, 256)
+    assert (wide.largest, packed.largest) == ((1 << 31) - 1, (1 << 23) - 1)
 
 
 def test_links_too_small_for_a_row_are_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.pinch.layout import RowLayout
+from testbed.exchange.pinch.layout import HEADROOM, RowLayout
 from testbed.exchange.pinch.vertex_tables import SLICE_WORDS, make_tables, weight_scale
 from testbed.protocol.pinch.memory import Source
 from testbed.testing.graphs import Partitioned, draw_partitioned
@@ -72,6 +72,24 @@ def test_tables_represent_the_same_matrix_as_the_halo(graph, shape, kind) -> Non
             needed = tables.outgoing[(tables.masks >> np.uint32(rank) & 1).astype(bool)]
             np.testing.assert_array_equal(needed, sends)
         assert (tables.masks > 0).all()
+
+
+@pytest.mark.parametrize("most", [1, 1 << HEADROOM, (1 << HEADROOM) + 1, 3000])
+def test_no_packed_sum_has_more_rows_than_fit(most) -> None:
+    graph = draw_partitioned(2, 700, 3000, 3, hub=0) if most == 1 else star(most)
+    wide, layout = (RowLayout.plan(8, 32, 1500, packed) for packed in (False, True))
+    for halo in graph.halos:
+        packed, plain = make_tables(halo, layout, "sum"), make_tables(halo, wide, "sum")
+        summands = np.bincount(packed.edges["target"], minlength=len(packed.targets))
+        assert (summands > 0).all()
+        assert int(summands.max(initial=0)) * layout.largest < 1 << 31
+        found = packed.targets[packed.edges["target"]]
+        np.testing.assert_array_equal(found, plain.targets[plain.edges["target"]])
+        # The accumulators of a vertex follow each other, and there are no more than it needs.
+        reached, count = np.unique(packed.targets, return_counts=True)
+        degree = np.diff(halo.indptr)[reached]
+        np.testing.assert_array_equal(count, -(-degree // (1 << HEADROOM)))
+        assert np.count_nonzero(np.diff(packed.targets)) == max(len(reached) - 1, 0)
 
 
 def test_vertices_with_many_neighbours_have_a_slot_for_each_part() -> None:

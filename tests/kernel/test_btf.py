@@ -273,12 +273,12 @@ def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
 
 def test_members_of_structs_are_attributes() -> None:
     control = abi.Struct("ring_control", verified=5, progress=1 << 40)
-    control.tensors[1] = (2, 3, 4)
+    control.tensors[1] = (2, 3, 4, 1, 0, 0)
     other = abi.Struct(np.frombuffer(bytes(control), abi.dtype("ring_control")))
     assert (other.verified, other.progress, other.tensors.tolist()) == (
         5,
         1 << 40,
-        [(0, 0, 0), (2, 3, 4)],
+        [(0, 0, 0, 0, 0, 0), (2, 3, 4, 1, 0, 0)],
     )
     assert type(other.verified) is int
     with pytest.raises(AttributeError, match="no member 'nothing'"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from testbed.collectives.ring.xdp_ring import TensorKind
+from testbed.collectives.ring.tensor_kind import TensorKind
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS, ResultState, Stage, WrKind, item_of

@@ -50,6 +50,10 @@ SCENES = {
     "landing parts": lambda: Compared(
         draw_partitioned(6, 40, 200, 4), 200, "max", "int16", "pinned", 576, aggregate="process"
     ),
+    "packed": lambda: Compared(
+        draw_partitioned(7, 60, 1500, 3, hub=700), 9, "sum", "int32", "spread", 576, sums="packed"
+    ),
+    "packed hubs": lambda: Compared(fans(), 61, "sum", "int32", "pinned", 1500, sums="packed"),
     "hubs": lambda: Compared(fans(), 60, "weighted", "int32", "spread", 1500),
 }
 

@@ -14,7 +14,7 @@ from testbed.protocol.sequence import NEWEST
 from testbed.protocol.wire import BLOCK, LINEAR_PAYLOAD, encode
 from tests.support.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
 from tests.support.protocol.actions import ACTIONS, SCRIPTS, act
-from tests.support.protocol.network import Member, Network, collectives, config
+from tests.support.protocol.network import PHASES, Member, Network, collectives, config
 from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -86,7 +86,8 @@ def network_of_references(
 
 
 SCENES = {
-    "totals": st.lists(st.integers(1, CHUNKS), min_size=1, max_size=3),
+    "totals": st.lists(st.integers(1, CHUNKS - 1), min_size=1, max_size=3),
+    "phases": st.sampled_from((PHASES[:1], PHASES[1:], PHASES[::-1])),
     "window": st.integers(1, 3),
     "nack_holdoff_us": st.sampled_from((0, LONG_AGO)),
     "seq": st.sampled_from((0, NEWEST - 1, NEWEST)),
@@ -97,17 +98,17 @@ FEW = SCENES | {"ranks": st.integers(2, 3), "way": st.sampled_from(((False, 0), 
 ALL = SCENES | {"ranks": st.integers(2, 4), "way": st.tuples(st.booleans(), st.integers(0, 1))}
 
 
-def compare(stock, chunk_bytes, ranks, totals, script, way, seq, nack_holdoff_us, window) -> None:
+def compare(stock, chunk_bytes, ranks, totals, phases, script, way, seq, **scene) -> None:
     """Loss, duplication, reordering and damage as drawn; then the exact sum, unless the holdoff
     suppresses nacks forever.
     """
-    todo = collectives(ranks, totals, after=seq, words=chunk_bytes // 8, seed=len(script))
-    terms = {"seq": seq, "nack_holdoff_us": nack_holdoff_us, "window": window}
-    terms |= {"upstream": way[0], "reorder_threshold": way[1], "chunk_bytes": chunk_bytes}
-    with network_of_references(stock, ranks, todo, **terms) as network:
+    words, seed = chunk_bytes // 8, len(script)
+    todo = collectives(ranks, totals, after=seq, words=words, seed=seed, phases=phases)
+    scene |= {"upstream": way[0], "reorder_threshold": way[1], "chunk_bytes": chunk_bytes}
+    with network_of_references(stock, ranks, todo, seq=seq, **scene) as network:
         for action, index in script:
             act(network, action, index)
-        if not nack_holdoff_us:
+        if not scene["nack_holdoff_us"]:
             network.run()
 
 
@@ -116,10 +117,10 @@ def examples(number: int) -> settings:
 
 
 PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1), ("deliver", 0)]
-SIMPLE = {"ranks": 2, "totals": [1], "window": 1, "nack_holdoff_us": 0, "seq": 0}
+SIMPLE = {"window": 1, "nack_holdoff_us": 0, "seq": 0, "phases": PHASES[:1]}
 
 
-@example(script=PROBED_BEFORE_IT_ENTERS, way=(False, 0), **SIMPLE)
+@example(ranks=2, totals=[1], script=PROBED_BEFORE_IT_ENTERS, way=(False, 0), **SIMPLE)
 @examples(40)
 @given(**FEW)
 def test_every_step_equals_the_reference_models(stock, **scene) -> None:

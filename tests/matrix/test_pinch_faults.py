@@ -46,6 +46,7 @@ SIZES = {1: (3000, 20_000), 64: (1500, 12_000), 512: (300, 2400)}  # vertices an
 TURNS = 3
 TIMEOUT = 2.0  # seconds, if a rank is killed
 WORST = {"kind": "weighted", "dim": 64, **{name: levels[-1] for name, levels in FAULTS.items()}}
+OPTIONS = {"processing", "aggregate", "halo", "sums"}
 KERNEL = {"aggregate": "kernel", "halo": "rows"}
 CELLS = [
     *pairwise(FACTORS, seed=2),
@@ -67,6 +68,20 @@ CELLS = [
         "processing": "spread",
         **WORST,
     },
+    # Only sums of 32-bit lanes can be packed, so these are cells of their own.
+    *(
+        {
+            **WORST,
+            **KERNEL,
+            "switch": switch,
+            "ranks": 4,
+            "lanes": "int32",
+            "processing": processing,
+            "kind": "sum",
+            "sums": "packed",
+        }
+        for switch, processing in (("xdp", "pinned"), ("bridge", "spread"))
+    ),
 ]
 SWITCHES = [
     pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
@@ -101,6 +116,7 @@ def parameters():
                 "dim",
             )
         )
+        setting += "-packed" if "sums" in cell else ""
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
     return broad(
@@ -119,7 +135,7 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
         cell["dim"],
         cell["kind"],
         cell["lanes"],
-        **{name: cell[name] for name in ("processing", "aggregate", "halo")},
+        **{name: cell[name] for name in OPTIONS & cell.keys()},
     ) as exchange:
         before = exchange.measures()["sent"]
         with faults(*(words for _, words in wanted), seed=seed) as injected:

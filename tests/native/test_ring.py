@@ -3,6 +3,7 @@ call, on plain memory.
 """
 
 import errno
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ class Both:
             memory.front,
             memory.flushed,
         )
-        tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
+        tensors = [astuple(tensor) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors
         assert [entry.state for entry in native.early_frames] == [
             FREE if p is None else WAITING for p in memory.early_frames

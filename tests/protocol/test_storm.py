@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.rank import Rank
+from testbed.protocol.ring.streams import Work
 from testbed.protocol.wire import Frame, Kind
 from tests.support.protocol.actions import cancel
-from tests.support.protocol.network import Network, collectives
+from tests.support.protocol.network import PHASES, Network, collectives
 
 ROUNDS = 3000
 WORDS = 8
@@ -56,8 +58,10 @@ class Storm:
 @pytest.mark.parametrize(
     ("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)]
 )
-def test_a_storm_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
-    todo = collectives(ranks, [3 * ranks, 2 * ranks], words=WORDS, seed=seed)
+@pytest.mark.parametrize("phases", [PHASES[:1], PHASES[1:]], ids=["whole", "phases"])
+def test_a_storm_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed, phases):
+    totals = [3 * ranks, 2 * ranks, 2 * ranks][: max(2, len(phases))]
+    todo = collectives(ranks, totals, words=WORDS, seed=seed, phases=phases)
     network = Network(
         ranks, todo, window=3, nack_holdoff_us=50, upstream=upstream, retransmit_slots=4
     )
@@ -83,6 +87,39 @@ def test_without_early_verification_some_storms_never_end():
         )
         for member in network.members:
             member.process = VerifiesLate(member.rank, 3)
+        try:
+            Storm(network, seed, 0.1, 0.03).run(300)
+        except AssertionError:
+            endless += 1
+    assert endless
+
+
+class SendsNoRoundAgain(Rank):
+    """An owner that leaves a round of a scattered chunk to the ranks on its way, as it does with
+    other chunks.
+    """
+
+    def _is_scattered(self, seq: int, index: int) -> bool:
+        return super()._is_scattered(seq, index) and not self._restarting
+
+    def _restart(self, w: Work, round_: int) -> Frame | None:
+        self._restarting = True
+        out = super()._restart(w, round_)
+        self._restarting = False
+        return out
+
+    _restarting = False
+
+
+@pytest.mark.deep
+def test_without_a_round_sent_again_some_reduce_scatters_never_end():
+    """Ranks that have sent on a scattered chunk do not miss its later rounds."""
+    endless = 0
+    for seed in range(9):
+        todo = collectives(8, [24, 16], words=WORDS, seed=seed, phases=PHASES[1:2])
+        network = Network(8, todo, window=3, nack_holdoff_us=50)
+        for member in network.members:
+            member.rank.__class__ = SendsNoRoundAgain
         try:
             Storm(network, seed, 0.1, 0.03).run(300)
         except AssertionError:

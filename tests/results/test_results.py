@@ -89,6 +89,20 @@ def test_the_environment_is_this_machines() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
 
 
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ("interrupted", "its status is interrupted, and nothing was measured"),
+        ("complete", r".*results\.parquet is missing"),
+    ],
+)
+def test_a_run_without_results(tmp_path: Path, status: str, why: str) -> None:
+    with RunFolder(tmp_path / "run") as folder:
+        folder.write_manifest({"scenario": SCENARIO, "status": status})
+    with pytest.raises(SpecError, match=f"is not the folder of a finished run: {why}$"):
+        load_run(folder.path, finished=False)
+
+
 def test_a_failed_run_is_not_a_finished_one(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder:
         folder.write_manifest({"scenario": SCENARIO, "status": "failed"})

@@ -9,11 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.loading import load
 from testbed.core.errors import SpecError
 from testbed.results import Table
 from testbed.sweep import Cell, Ledger, Sweep, Trial, load_sweep, play
 from testbed.sweep.grid import flatten, make_cells, order
-from testbed.sweep.ledger import Done
+from testbed.sweep.ledger import Done, identity
 from testbed.sweep.player import clock, facts_of, gather, remaining
 from testbed.sweep.scenario_trials import ScenarioTrials
 from tests.support.command import call_testbed, run_testbed
@@ -21,6 +22,7 @@ from tests.support.sweep import counting
 from tests.support.sweep.counting import Counting
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
+HEAD = '[sweep]\nname = "s"\n'
 SWEEP = """
 [sweep]
 name = "counts"
@@ -67,6 +69,24 @@ def test_nested_tables_and_quoted_keys_are_the_same() -> None:
         "dnn.compute": [0.1],
         "faults": [[], ["drop p=0.1"]],
     }
+
+
+def test_variants_are_a_key_of_the_grid(tmp_path: Path) -> None:
+    place = tmp_path / "s.toml"
+    place.write_text(
+        f'{HEAD}bench = "allreduce"\n[common]\nwindow = 8\nmtu = 1500\n[grid]\nhosts = [2, 4]\n'
+        "[variants]\nplain = {}\njumbo = { mtu = 9000 }\n"
+    )
+    sweep = load_sweep(place)
+    assert [dict(cell.values) for cell in sweep.cells] == [
+        {"hosts": hosts, "variant": name} for hosts in (2, 4) for name in ("plain", "jumbo")
+    ]
+    assert [sweep.settings(cell)["mtu"] for cell in sweep.cells] == [1500, 9000, 1500, 9000]
+    assert "variant" not in sweep.settings(sweep.cells[0])
+    facts = facts_of(sweep, Counting(sweep, tmp_path / "log"))
+    place.write_text(place.read_text().replace("9000", "3000"))
+    other = facts_of(load_sweep(place), Counting(sweep, tmp_path / "log"))
+    assert identity(facts) != identity(other)
 
 
 def test_order_is_random_and_repeatable() -> None:
@@ -200,9 +220,6 @@ def test_trials_have_their_own_seeds(tmp_path: Path) -> None:
     assert (columns["scenario.seed"], columns["faults"]) == (3, '["drop p=0.01"]')
 
 
-HEAD = '[sweep]\nname = "s"\n'
-
-
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -220,13 +237,28 @@ HEAD = '[sweep]\nname = "s"\n'
         ),
         (
             f'{HEAD}bench = "reduce"\n[grid]\nhosts = [2]',
-            '{path}: sweep.bench = "reduce": must be aggregate, allreduce, broadcast',
+            '{path}: sweep.bench = "reduce": must be aggregate, allgather, allreduce',
         ),
         (
             f'{HEAD}scenario = "S"\n[grid]',
             "{path}: grid: must have one or more keys, such as fabric.hosts = [2, 4]",
         ),
-        (f'{HEAD}scenario = "S"\n', "{path}: table [grid] is missing"),
+        (
+            f'{HEAD}scenario = "S"\n',
+            "{path}: grid: must have one or more keys, such as fabric.hosts",
+        ),
+        (
+            f'{HEAD}bench = "allreduce"\n[grid]\nmtu = [1500]\n[variants.jumbo]\nmtu = 9000',
+            "{path}: variants.jumbo.mtu: is in the grid as well: leave one of them out",
+        ),
+        (
+            f'{HEAD}bench = "allreduce"\n[grid]\nvariant = [1]\n[variants.jumbo]\nmtu = 9000',
+            "{path}: grid.variant: is the key of [variants]: leave it out",
+        ),
+        (
+            f'{HEAD}bench = "allreduce"\n[variants.jumbo]\nmtus = 9000',
+            "{path}: unknown key variants.jumbo.mtus: must be ",
+        ),
         (
             f'{HEAD}scenario = "S"\n[grid]\nfabric.hosts = []',
             "{path}: grid.fabric.hosts: must be an array of one or more values",
@@ -287,3 +319,25 @@ def test_a_sweep_of_a_scenario(tmp_path: Path) -> None:
     stamp = (tmp_path / "out" / "trials" / "0000-0" / "trial.json").stat().st_mtime_ns
     assert run_testbed(*command).returncode == 0
     assert (tmp_path / "out" / "trials" / "0000-0" / "trial.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.net
+@pytest.mark.alone
+def test_a_sweep_of_a_bench_with_telemetry(tmp_path: Path) -> None:
+    """Samples and counts are lists that no table holds, and stay in the trials' own files."""
+    place = tmp_path / "s.toml"
+    place.write_text(
+        '[sweep]\nname = "s"\nbench = "allreduce"\n[common]\nbackends = ["tcp-ring"]\n'
+        'telemetry = true\nmin_bytes = "64K"\nmax_bytes = "64K"\niters = 40\n[grid]\nhosts = [2]\n'
+    )
+    done = run_testbed("sweep", str(place), "--out", str(tmp_path / "out"), "--json")
+    assert done.returncode == 0, done.stderr
+    frame = pd.read_parquet(tmp_path / "out" / "results.parquet")
+    (row,) = json.loads((tmp_path / "out" / "trials" / "0000-0" / "bench.json").read_text())["rows"]
+    if "telemetry" not in row:
+        pytest.skip("BCC cannot compile here")
+    assert frame["telemetry.overhead_pairs"].tolist() == [20]
+    assert row["telemetry"]["samples"]
+    assert row["telemetry"]["counts"]
+    metrics = set(load(tmp_path / "out")["metric"])
+    assert {"network_share", "unclassified_share", "telemetry_overhead"} <= metrics

@@ -81,13 +81,25 @@ def test_words_of_tclink_are_refused_with_the_faults_that_they_mean() -> None:
     assert texts[0] == "limit host=h1 rate=10mbit queue=151400B"
 
 
-@pytest.mark.net
-def test_mininets_prompt() -> None:
-    command = [*PROGRAM, "up", "--topology", "mininet.topo:LinearTopo,k=2,n=2", "--cli"]
-    typed = "pingall\nh1s2 hostname -I\nnothing\nlink s1 s2 down\nexit\n"
-    done = subprocess.run(
+def type_at_the_prompt(topology: str, typed: str) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, "up", "--topology", topology, "--cli"]
+    return subprocess.run(
         command, input=typed, capture_output=True, text=True, check=False, timeout=100
     )
+
+
+@pytest.mark.net
+def test_names_without_numbers_on_a_fabric() -> None:
+    done = type_at_the_prompt(f"{HERE}:Named", "pingall\nserver.a hostname -I\nexit\n")
+    assert done.returncode == 0, done.stderr
+    assert "*** Results: 0% dropped (6/6 received)\n" in done.stdout
+    assert "10.0.0.2" in done.stdout.partition("Results")[2]
+
+
+@pytest.mark.net
+def test_mininets_prompt() -> None:
+    typed = "pingall\nh1s2 hostname -I\nnothing\nlink s1 s2 down\nexit\n"
+    done = type_at_the_prompt("mininet.topo:LinearTopo,k=2,n=2", typed)
     assert done.returncode == 0, done.stderr
     assert "h2s1 -> h1s1 h1s2 h2s2 \n" in done.stdout
     assert "*** Results: 0% dropped (12/12 received)\n" in done.stdout

@@ -213,7 +213,11 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
     assert bound["h1"] == {available[0]}
     assert bound["h2"] == {available[1 % len(available)]}
     assert bound["s1"] == set(available)
-    with pytest.raises(SpecError, match="affinity: 'core' is unknown: must be one of none, rank"):
+    with Workers(fabric, affinity="one") as workers:
+        bound = workers.call_all(calls.cpus, ["h1", "h2"])
+    assert bound == {name: {available[0]} for name in ("h1", "h2")}
+    text = "affinity: 'core' is unknown: must be one of none, rank, one"
+    with pytest.raises(SpecError, match=text):
         Workers(fabric, affinity="core")  # type: ignore[arg-type]
 
 

@@ -90,6 +90,7 @@ def test_memory_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.usefixtures("cache")
 def test_a_run_is_reported(tmp_path: Path) -> None:
     backends = ["xdp-ring", "tcp-ring"]
     keys = {"model": NETWORK, "compute": 0.01, "epochs": 2, "steps": 2, "backends": backends}

@@ -86,6 +86,7 @@ def test_a_class_that_is_no_task() -> None:
 
 @pytest.mark.net
 @pytest.mark.deep
+@pytest.mark.usefixtures("cache")
 def test_a_run_with_losses(tmp_path: Path) -> None:
     """Sums in the kernel and over sockets train the same module."""
     table = scenario(task=BARS, timeout=20.0).model_dump(mode="json")

@@ -30,6 +30,7 @@ def summing(**tables: dict[str, Any]) -> Scenario:
 
 @pytest.mark.net
 @pytest.mark.deep
+@pytest.mark.usefixtures("cache")
 def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
     scenario = summing(summing={"backends": ["xdp-ring", "tcp-ring"], "sums": 5, "timeout": 20.0})
     table = {**scenario.model_dump(mode="json"), "faults": ["drop p=0.01"]}
@@ -79,6 +80,7 @@ def test_its_schema_is_its_own() -> None:
         "telemetry",
         "faults",
         "programs",
+        "simulation",
         "summing",
     }
     for tables, text in (

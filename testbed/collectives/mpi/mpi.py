@@ -1,4 +1,4 @@
-"""``mpi``: Open MPI's Allreduce over TCP, by mpi4py.
+"""``mpi``: Open MPI's collectives over TCP, by mpi4py.
 
 The ranks are workers that mpirun has started (see `testbed.collectives.mpi.launch`), in addition to
 the hosts' own: between collectives they sleep on the controller's socket, not in MPI.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from testbed.comm.backend import Backend, Tensor
 from testbed.comm.collective import Counters
 from testbed.comm.group import GroupSpec
 from testbed.comm.netdev import read_counters
+from testbed.comm.options import NUMBERS, OPS
 from testbed.core.errors import CollectiveError
 from testbed.plan import Datapath
 
@@ -46,7 +49,8 @@ def initialize(context: WorkerContext) -> str:
 
 
 class Mpi(Backend):
-    """Open MPI's Allreduce, which chooses the algorithm by size.
+    """Open MPI's Allreduce, Reduce_scatter_block, Allgather and Bcast, which choose the algorithm
+    by size.
 
     MPI has no deadlines: a silent rank holds up the others until the controller ends it. When a
     rank dies, mpirun ends all.
@@ -54,6 +58,8 @@ class Mpi(Backend):
 
     name: ClassVar[str] = "mpi"
     needs: ClassVar[Datapath] = "sockets"
+    OPS = OPS
+    DTYPES = NUMBERS
 
     def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
         super().__init__(context, spec)
@@ -77,14 +83,44 @@ class Mpi(Backend):
         )
         self._communicator = MPI.COMM_WORLD.Create_group(group, tag=self.spec.group_id)
         group.Free()
-        self._in_place, self._sum = MPI.IN_PLACE, MPI.SUM
+        self._in_place = MPI.IN_PLACE
+        self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
+        self._all_reduce_extreme(tensor, out, "sum")
+
+    def _reduce_scatter(self, tensor: Tensor, out: Tensor) -> None:
+        self._reduce_scatter_extreme(tensor, out, "sum")
+
+    def _all_reduce_extreme(self, tensor: Tensor, out: Tensor, op: str) -> None:
+        source = self._in_place if out.ctypes.data == tensor.ctypes.data else np.asarray(tensor)
+        with self._communicating() as communicator:
+            communicator.Allreduce(source, out, op=self._ops[op])
+
+    def _reduce_scatter_extreme(self, tensor: Tensor, out: Tensor, op: str) -> None:
+        # MPI's own "in place" overwrites the beginning of the tensor, not this rank's block.
+        target = np.empty_like(out) if np.may_share_memory(tensor, out) else out
+        with self._communicating() as communicator:
+            communicator.Reduce_scatter_block(np.asarray(tensor), target, op=self._ops[op])
+            if target is not out:
+                np.copyto(out, target)
+
+    def _all_gather(self, tensor: Tensor, out: Tensor) -> None:
+        source = self._in_place if np.may_share_memory(tensor, out) else np.asarray(tensor)
+        with self._communicating() as communicator:
+            communicator.Allgather(source, out)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        with self._communicating() as communicator:
+            communicator.Bcast(tensor, root)
+
+    @contextmanager
+    def _communicating(self) -> Iterator[Any]:
+        """The communicator, and the time that is spent with it."""
         if self._communicator is None:
             raise CollectiveError(f"mpi: rank {self.spec.rank} is not connected")
         start = time.perf_counter()
-        source = self._in_place if out.ctypes.data == tensor.ctypes.data else np.asarray(tensor)
-        self._communicator.Allreduce(source, out, op=self._sum)
+        yield self._communicator
         self._phases["communicate"] += time.perf_counter() - start
 
     def counters(self) -> Counters:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from testbed.comm.options import CollectiveOptions
 from testbed.kernel.abi import Struct, constant
 from testbed.protocol.lanes import Lanes
-from testbed.protocol.status import identity_of, status_bytes
+from testbed.protocol.status import Operation, identity_of, status_bytes
 from testbed.protocol.wire import (
     BLOCK,
     FRAME_BYTES,
@@ -40,6 +40,8 @@ __all__ = [
     "Pace",
     "chunk_bytes_for",
     "chunks_for",
+    "cut_blocks",
+    "least_chunks",
     "nack_holdoff_for",
     "retransmit_slots_for",
     "window_for",
@@ -177,6 +179,14 @@ class Layout:
     :param length: Payload of a frame, bytes.
     :param block: Chunks that are quantized and published at a time.
     :param window: Frames in flight per rank; 0: as many as the group allows.
+    :param scattered: Chunks before this one are only scattered: in a reduce-scatter all but the
+        status, which comes last.
+    :param gathered: Chunks from this one on are only gathered: in an all-gather all but the status,
+        which comes first; 0: none.
+    :param root: The rank that owns all of these, and 1: a broadcast; 0: each has an owner of its
+        own.
+    :param share: Bytes of values in each rank's block, or in that of the root.
+    :param stride: Bytes from one rank's block to the next.
     """
 
     count: int
@@ -187,6 +197,11 @@ class Layout:
     length: int
     block: int
     window: int = 0
+    scattered: int = 0
+    gathered: int = 0
+    root: int = 0
+    share: int = 0
+    stride: int = 0
 
     @cached_property
     def _native(self) -> Struct:
@@ -236,20 +251,68 @@ class Layout:
             else pace.tokens or (1 if count * lanes.bytes <= ONE_TOKEN else MOST_TOKENS),
         )
 
+    @classmethod
+    def plan_blocks(
+        cls,
+        operation: Operation,
+        size: int,
+        part: range,
+        lanes: Lanes,
+        chunk_bytes: int,
+        pace: Pace = BY_RULE,
+        root: int = 0,
+    ) -> Self:
+        """Lay out a tensor that has a block for each rank, in as many chunks for each, or that is
+        the block of the root of a broadcast.
+
+        Chunk *c* of a reduce-scatter belongs to the block of rank *c* - 1, where its sum is
+        complete; those of an all-gather and a broadcast to the block of their owner, and they carry
+        its values as they are.
+
+        :param size: Elements of the whole tensor, a multiple of the number of blocks.
+        :param part: The elements of each block that are laid out: all, or a segment.
+        """
+        ranks, gathers = lanes.ranks, operation is not Operation.REDUCE_SCATTER
+        status = status_bytes(ranks)
+        blocks = _blocks(operation, ranks)
+        block = len(part) * (4 if gathers else lanes.bytes)
+        each = -(-block // -(-block // (chunk_bytes - CHECK_BYTES)))
+        length = min(chunk_bytes, _pad(max(each, status) + CHECK_BYTES, BLOCK))
+        usable = length - CHECK_BYTES
+        data, extra = -(-block // usable) * blocks, -(-status // usable)
+        window = pace.tokens or (1 if block * blocks <= ONE_TOKEN else MOST_TOKENS)
+        return cls(
+            0,
+            identity_of(size, lanes.bits, operation),
+            (extra if gathers else data + extra) * usable - status,
+            status,
+            data + extra,
+            length,
+            max(-(-data // BLOCKS), -(-LEAST_BLOCK // length)),
+            0 if chunk_bytes <= LINEAR_PAYLOAD else window,
+            0 if gathers else data,
+            extra if gathers else 0,
+            root + 1 if operation is Operation.BROADCAST else 0,
+            len(part) * 4,
+            size // blocks * 4,
+        )
+
     def lanes_in(
         self,
         memory: NDArray[np.uint8],
         chunk_bytes: int,
         indices: NDArray[np.intp],
         dtype: np.dtype[np.unsignedinteger],
+        every: int = 1,
     ) -> NDArray[np.unsignedinteger]:
         """Extract the lanes of some elements from chunks.
 
         :param memory: The chunks, ``chunk_bytes`` apart.
         :param dtype: Type of a lane.
+        :param every: Distance of chunks with neighbouring elements.
         """
         per_chunk = (self.length - CHECK_BYTES) // dtype.itemsize
-        starts = indices // per_chunk * chunk_bytes + indices % per_chunk * dtype.itemsize
+        starts = indices // per_chunk * every * chunk_bytes + indices % per_chunk * dtype.itemsize
         places = starts[:, None] + np.arange(dtype.itemsize)
         lanes: NDArray[np.unsignedinteger] = memory[places].view(dtype)[:, 0]
         return lanes
@@ -274,6 +337,39 @@ def chunks_for(count: int, lanes: Lanes, chunk_bytes: int) -> int:
         return Layout.plan(count, lanes, chunk_bytes).total
     stream = _pad(count * lanes.bytes, 8) + status_bytes(lanes.ranks)
     return lanes.ranks * _rounds(stream, lanes, chunk_bytes)
+
+
+def least_chunks(lanes: Lanes, chunk_bytes: int) -> int:
+    """Chunks that the shortest reduce-scatter or all-gather needs: the status, and one per rank."""
+    return -(-status_bytes(lanes.ranks) // (chunk_bytes - CHECK_BYTES)) + lanes.ranks
+
+
+def cut_blocks(
+    operation: Operation,
+    share: int,
+    lanes: Lanes,
+    chunk_bytes: int,
+    chunks: int,
+    pace: Pace = BY_RULE,
+) -> list[range]:
+    """Divide the blocks of a reduce-scatter or an all-gather into segments of equal length.
+
+    :param share: Elements of a block.
+    :param chunks: Number of chunks that a segment may take.
+    """
+    width = lanes.bytes if operation is Operation.REDUCE_SCATTER else 4
+    blocks = _blocks(operation, lanes.ranks)
+    each = 1 + (chunks - least_chunks(lanes, chunk_bytes)) // blocks
+    most = each * (chunk_bytes - CHECK_BYTES) // width
+    if pace.segment:
+        most = max(1, min(most, pace.segment // (width * blocks)))
+    length = -(-share // -(-share // most))
+    return [range(first, min(share, first + length)) for first in range(0, share, length)]
+
+
+def _blocks(operation: Operation, ranks: int) -> int:
+    """Blocks of a tensor."""
+    return 1 if operation is Operation.BROADCAST else ranks
 
 
 def _rounds(stream: int, lanes: Lanes, chunk_bytes: int) -> int:

@@ -14,6 +14,7 @@ from testbed.collectives.ring.layout import (
     Pace,
     chunk_bytes_for,
     chunks_for,
+    least_chunks,
     nack_holdoff_for,
     retransmit_slots_for,
     window_for,
@@ -57,7 +58,10 @@ class Maps(Closing):
         self.spec = spec
         self.chunk_bytes = chunk_bytes_for(spec.mtu, spec.chunk)
         longest = Pace.of(spec).longest(spec.capacity, lanes)
-        chunks = chunks_for(longest, lanes, self.chunk_bytes)
+        chunks = max(
+            chunks_for(longest, lanes, self.chunk_bytes), least_chunks(lanes, self.chunk_bytes)
+        )
+        self.chunks = chunks
         if chunks > MAX_CHUNKS:
             raise SpecError(
                 f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames"

@@ -14,10 +14,10 @@ from testbed.comm.backend import PHASES
 from testbed.comm.doorbell import Doorbell
 from testbed.comm.lanes import NativeLanes
 from testbed.kernel.abi import Struct, constant, dtype
-from testbed.native import load
+from testbed.native import load, load_locked
 from testbed.protocol.lanes import EXPONENTS, Lanes
 from testbed.protocol.ring.memory import ANYWHERE, WrKind
-from testbed.protocol.scale import SLACK
+from testbed.protocol.scale import PATIENCE, SLACK
 from testbed.protocol.wire import Frame, Header, Kind, encode, offset_of
 
 __all__ = ["Outcome", "Process"]
@@ -35,6 +35,8 @@ class Outcome(IntEnum):
     FAULTY = constant("RING_FAULTY")
     MISFIT = constant("RING_MISFIT")
     FAILED = constant("RING_FAILED")
+    DECLINED = constant("RING_DECLINED")
+    APART = constant("RING_APART")
 
 
 _OUTCOMES = tuple(Outcome)
@@ -82,15 +84,29 @@ class Process:
             producer=maps.producer.ctypes.data,
             least_exponent=EXPONENTS.start,
             exponents=len(EXPONENTS),
+            most_exponent=_most_exponent(lanes, spec.reproducible),
+            calm_most=PATIENCE,
         )
+        #: ``ring_all_reduce``, for `XdpRing.all_reduce`, which avoids each call that it can.
+        self.all_reduce = load_locked("ring").ring_all_reduce
+        self.all_reduce.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
         library = load("ring")
-        self._ring = self._native.address
+        self._ring = self.address = self._native.address
         pointer, u16, u32 = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint32
         self._reduce = library.ring_reduce
         self._reduce.argtypes = [pointer, pointer, u32, u16, pointer, pointer, u32, ctypes.c_int32]
         self._reduce_segments = library.ring_reduce_segments
-        self._reduce_segments.argtypes = [pointer, pointer, u32, pointer, pointer, pointer]
-        self._reduced = ctypes.c_uint32()
+        self._reduce_segments.argtypes = [pointer, pointer, u32, pointer, pointer]
+        self._learn = library.ring_learn
+        self._learn.argtypes, self._learn.restype = [pointer, pointer, ctypes.c_int32], None
+        self._scatter, self._gather, self._go_on = (
+            library.ring_scatter,
+            library.ring_gather,
+            library.ring_go_on,
+        )
+        self._scatter.argtypes = [pointer, pointer, u32, u16, pointer, pointer, ctypes.c_int32]
+        self._gather.argtypes = [pointer, pointer, u32, u16, pointer, pointer]
+        self._go_on.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
         self._complete = library.ring_complete
         self._complete.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
         self._finish = library.ring_finish
@@ -98,7 +114,7 @@ class Process:
         self._post = library.ring_post
         self._post.argtypes, self._post.restype = [pointer, u32, u32, u32, u32, u32], None
         self._begin = library.ring_begin
-        self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
+        self._begin.argtypes, self._begin.restype = [pointer, u32, pointer, u32], None
         self._flush = library.ring_flush
         self._flush.argtypes = [pointer]
         self._wait = library.ring_wait
@@ -121,34 +137,92 @@ class Process:
         :param absmax: A magnitude that the status counts in addition to those of the values.
         """
         bits = _bits(absmax) if absmax else 0
-        outcome: int = self._reduce(
-            self._ring, layout.address, seq, tag, values, out, bits, exponent
+        return self.outcome(
+            self._reduce(self._ring, layout.address, seq, tag, values, out, bits, exponent)
         )
-        if outcome == Outcome.FAILED:
-            self._check(self._native.error)
-        return _OUTCOMES[outcome]
 
-    def reduce_segments(
-        self, segments: NDArray[np.void], values: int, out: int
-    ) -> tuple[int, Outcome]:
-        """Run collectives one after the other until one needs help: ``struct ring_segment``.
+    def reduce_segments(self, plan: Struct, values: int, out: int) -> Outcome:
+        """Run the collectives of a tensor's segments from number `reduced` on, one after the other,
+        until all are done or one needs help.
 
+        :param plan: ``struct ring_plan``.
         :param values: Address of the tensor's values.
         :param out: Address of the sums; it may be the same.
-        :returns: The number of collectives that are complete, and the outcome of the next one, or
-            of the last one if all are complete.
         """
-        outcome: int = self._reduce_segments(
-            self._ring,
-            segments.ctypes.data,
-            len(segments),
-            values,
-            out,
-            ctypes.addressof(self._reduced),
+        return self.outcome(
+            self._reduce_segments(self._ring, plan.segments, plan.count, values, out)
         )
-        if outcome == Outcome.FAILED:
+
+    def outcome(self, number: int) -> Outcome:
+        """What a number that native code has returned means.
+
+        :raises CollectiveError: The doorbell is gone.
+        """
+        if number == Outcome.FAILED:
             self._check(self._native.error)
-        return self._reduced.value, _OUTCOMES[outcome]
+        return _OUTCOMES[number]
+
+    def learn(self, segment: Struct, seen: int) -> None:
+        """Update a segment's prediction, ``struct ring_segment``, with a collective's status."""
+        self._learn(self._ring, segment.address, seen)
+
+    def know(self, plans: NDArray[np.void]) -> None:
+        """Set the tensors that `all_reduce` may reduce, which the caller keeps.
+
+        :param plans: ``struct ring_plan``.
+        """
+        self._native.plans, self._native.plan_count = plans.ctypes.data, len(plans)
+
+    @property
+    def seq(self) -> int:
+        """Sequence number of the last collective."""
+        return int(self._native.seq)
+
+    @seq.setter
+    def seq(self, seq: int) -> None:
+        self._native.seq = seq
+
+    @property
+    def within(self) -> bool:
+        """Whether a collective has begun and is not complete."""
+        return bool(self._native.within)
+
+    @within.setter
+    def within(self, within: bool) -> None:
+        self._native.within = within
+
+    @property
+    def reduced(self) -> int:
+        """Number of segments that are done of the tensor that is being reduced."""
+        return int(self._native.reduced)
+
+    @reduced.setter
+    def reduced(self, reduced: int) -> None:
+        self._native.reduced = reduced
+
+    def scatter(
+        self, layout: Layout, seq: int, tag: int, values: int, out: int, exponent: int
+    ) -> Outcome:
+        """Run a reduce-scatter until it is complete or needs help.
+
+        :param values: Address of the first rank's block.
+        :param out: Address of the sums of this rank's block.
+        """
+        return self.outcome(
+            self._scatter(self._ring, layout.address, seq, tag, values, out, exponent)
+        )
+
+    def gather(self, layout: Layout, seq: int, tag: int, values: int, out: int) -> Outcome:
+        """Run an all-gather until it is complete or needs help.
+
+        :param values: Address of this rank's block.
+        :param out: Address of the first rank's block.
+        """
+        return self.outcome(self._gather(self._ring, layout.address, seq, tag, values, out))
+
+    def go_on(self, layout: Layout, out: int, exponent: int) -> Outcome:
+        """Go on with a collective whose outcome was `Outcome.APART`."""
+        return self.outcome(self._go_on(self._ring, layout.address, out, exponent))
 
     def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
         """Finish when all results are stored: read the status, and turn the sums into floats."""
@@ -171,7 +245,7 @@ class Process:
 
     def begin(self, seq: int) -> None:
         """Enter a sequence number with nothing to reduce."""
-        self._begin(self._ring, seq, 0, 0, 0, 0)
+        self._begin(self._ring, seq, Struct("ring_tensor").address, 0)
 
     def post(
         self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE
@@ -204,3 +278,12 @@ class Process:
 
 def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
+
+
+def _most_exponent(lanes: Lanes, reproducible: bool) -> int:
+    """The exponent up to which a collective has nothing that only Python does: its sums cannot
+    exceed float32.
+    """
+    if reproducible:
+        return EXPONENTS.start - 1
+    return max(e for e in EXPONENTS if not lanes.may_overflow(e))

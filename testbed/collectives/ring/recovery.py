@@ -25,6 +25,7 @@ from testbed.protocol.ring.liveness import (
     unverified,
 )
 from testbed.protocol.ring.memory import WrKind
+from testbed.protocol.status import Operation
 
 __all__ = ["Recovery"]
 
@@ -83,9 +84,10 @@ class Recovery:
         self._probes = 0
         self._mismatches = self._mismatched()
 
-    def wait(self, seq: int, total: int) -> None:
+    def wait(self, seq: int, total: int, operation: Operation = Operation.ALL_REDUCE) -> None:
         """Wait until all results of a collective are stored.
 
+        :param operation: What it is called in errors.
         :raises CollectiveError: Nothing has arrived for the group's timeout, or another rank has
             given up. The text names the ranks that are silent.
         """
@@ -100,23 +102,23 @@ class Recovery:
             come = latest != heard
             seen[come], ever, heard = now, ever | come, latest
             where = (
-                f"all-reduce {seq}: {int(port.maps.control.stored)} of {total} chunks after"
+                f"{operation.noun} {seq}: {int(port.maps.control.stored)} of {total} chunks after"
                 f" {self._clock() - begun:.1f} s"
             )
             if moved != (moved := port.maps.moved()):
                 progressed = now
             if (end := port.maps.ended) is not None:
                 up = np.flatnonzero(ever & (now - seen < timeout * _SILENT)).tolist()
-                raise self._error(end, self._told(end, up), where)
+                raise self._error(end, self._told(end, up, operation), where)
             if self._mismatched() > self._mismatches:  # it cannot complete, whatever arrives
                 end = End(Reason.TENSORS)
-                raise self._error(end, self._why(end), where)
+                raise self._error(end, self._why(end, operation), where)
             if now - progressed > timeout:
                 peers = port.maps.peers()
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
                 end = self._verdict(seq, quiet, peers)
                 behind = self._behind(unverified(self._others, seq, peers), peers)
-                raise self._error(end, self._why(end, behind), where)
+                raise self._error(end, self._why(end, operation, behind), where)
             if now - probed >= timeout / _LOOKS:
                 probed = now
                 self._probe(self._others)
@@ -248,7 +250,7 @@ class Recovery:
             return End(Reason.ABSENT, tuple(elsewhere))
         return End(Reason.STUCK)
 
-    def _why(self, end: End, behind: str = "") -> str:
+    def _why(self, end: End, operation: Operation, behind: str = "") -> str:
         """Describe an end for an error message.
 
         :param behind: What is missing, if that is all that this rank can tell.
@@ -258,7 +260,8 @@ class Recovery:
             case Reason.SILENT:
                 return f"{self._names(end.ranks)} silent for {seconds}"
             case Reason.ABSENT:
-                return f"{self._names(end.ranks)} up, but not in this all-reduce after {seconds}"
+                names = self._names(end.ranks)
+                return f"{names} up, but not in this {operation.noun} after {seconds}"
             case Reason.TENSORS:
                 return "the ranks reduce different tensors"
             case Reason.STUCK:
@@ -266,7 +269,7 @@ class Recovery:
             case Reason.DAMAGED:
                 return f"results are not what their checks say, again and again for {seconds}"
 
-    def _told(self, end: End, up: Sequence[int]) -> str:
+    def _told(self, end: End, up: Sequence[int], operation: Operation) -> str:
         """Describe another rank's end for an error message. That rank may have been cut off itself,
         so ranks that have been heard here are not called silent.
 
@@ -274,9 +277,9 @@ class Recovery:
         """
         gone = tuple(rank for rank in end.ranks if rank != self.port.spec.rank and rank not in up)
         if end.reason is not Reason.SILENT:
-            why = self._why(end)
+            why = self._why(end, operation)
         elif gone:
-            why = self._why(End(Reason.SILENT, gone))
+            why = self._why(End(Reason.SILENT, gone), operation)
         else:
             why = f"it has heard nothing from {self._names(end.ranks)}"
         return f"another rank has given up: {why}"

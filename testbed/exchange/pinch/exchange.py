@@ -32,7 +32,7 @@ from testbed.exchange.pinch.fixed_point import (
     exponent_of,
 )
 from testbed.exchange.pinch.landings import Landings, frame_bound
-from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle, is_packed
 from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.recovery import Recovery
@@ -64,7 +64,8 @@ class Pinch(Exchange):
             spec = replace(spec, halo=halo, aggregation=aggregation)
         super().__init__(context, spec)
         bits = 16 if spec.group.lanes == "int16" and not plain else 32
-        self.layout = RowLayout.plan(spec.dim, bits, spec.group.mtu)
+        packed = not plain and is_packed(spec.sums, bits, spec.aggregation)
+        self.layout = RowLayout.plan(spec.dim, bits, spec.group.mtu, packed)
         if plain:
             tables = make_tables(spec.halo, self.layout, "max")  # the process has no limits
             self._tables = tables.for_landing(frame_bound(spec.halo, self.layout))

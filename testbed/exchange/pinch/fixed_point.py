@@ -2,8 +2,8 @@
 (``testbed/native/pinch.c``).
 
 A lane is ``rint(x * limit / 2**exponent)``, where every rank's magnitudes are below
-``2**exponent``; an accumulator has twice the width. With weights an accumulator sums lanes times
-``rint(weight * scale)``.
+``2**exponent``; an accumulator has twice the width, or with packed sums the same. With weights an
+accumulator sums lanes times ``rint(weight * scale)``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Numbers:
         self.slack = slack
         self.aggregation = aggregation
         self.scale = scale
-        self.limit = (1 << (layout.bits - (2 if halved else 1))) - 1
+        self.limit = layout.largest >> halved
         maximum = aggregation == "max"
         self.none = -(1 << (2 * layout.bits - 1)) if maximum else 0
         self.format = Struct(
@@ -74,6 +74,7 @@ class Numbers:
             maximum=maximum,
             limit=self.limit,
             plain=plain,
+            packed=layout.packed,
         )
         self._address = self.format.address
         library = load("pinch")
@@ -217,11 +218,12 @@ class Numbers:
     ) -> None:
         """Read the aggregates, adding up all banks.
 
-        :param targets: int32: the row of `out` for each accumulator. Other rows become 0 (a
-            maximum: -inf).
+        :param targets: int32: the row of `out` for each accumulator; packed sums with the same row
+            follow each other. Other rows become 0 (a maximum: -inf).
         :param clear: Reset the accumulators afterwards (always done for a maximum).
         """
-        if len(targets) < len(out):
+        # A row may have several packed accumulators, so their number does not tell.
+        if self.layout.packed or len(targets) < len(out):
             out.fill(-np.inf if self.none else 0)
         step = 1.0 / (self.factor(exponent) * self.scale)
         addresses = accumulators.ctypes.data, targets.ctypes.data

@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
+from testbed.exchange.options import SumWidth
 from testbed.plan import MAX_LINEAR_MTU
 from testbed.protocol.pinch.packet import MAX_WORDS
 from testbed.protocol.wire import FRAME_BYTES
 
-__all__ = ["Bundles", "RowLayout", "bundle", "bundle_bound"]
+__all__ = ["HEADROOM", "Bundles", "RowLayout", "bundle", "bundle_bound", "is_packed"]
 
+HEADROOM = 8
+"""Bits by which lanes are narrower than packed sums, so ``2**HEADROOM`` rows fit into one."""
 _ETHERNET = 14
 
 
@@ -32,6 +35,8 @@ class RowLayout:
     :param words: 64-bit words of a vertex in a frame.
     :param parts: Frames that an embedding takes.
     :param rows: Vertices in a full frame; 1 if `parts` is more than 1.
+    :param packed: Sums of lanes of 32 bits have 32 bits as well; lanes are at most
+        ``2**(31 - HEADROOM) - 1``.
     """
 
     dim: int
@@ -39,9 +44,10 @@ class RowLayout:
     words: int
     parts: int
     rows: int
+    packed: bool = False
 
     @classmethod
-    def plan(cls, dim: int, bits: int, mtu: int) -> RowLayout:
+    def plan(cls, dim: int, bits: int, mtu: int, packed: bool = False) -> RowLayout:
         """Make the layout for links with an MTU of `mtu` bytes.
 
         :raises SpecError: Not even one word fits.
@@ -55,9 +61,9 @@ class RowLayout:
         words = -(-dim * bits // 64)
         if words < room:
             rows = 2 * room // (2 * words + 1)
-            return cls(dim, bits, words, 1, rows)
+            return cls(dim, bits, words, 1, rows, packed)
         parts = -(-words // (room - 1))
-        return cls(dim, bits, -(-words // parts), parts, 1)
+        return cls(dim, bits, -(-words // parts), parts, 1, packed)
 
     def length(self, rows: int) -> int:
         """Bytes of a payload with this many vertices."""
@@ -69,9 +75,21 @@ class RowLayout:
         return self.length(self.rows)
 
     @property
+    def sum_words(self) -> int:
+        """64-bit words of one part in an accumulator, whose lanes are twice as wide, unless they
+        are packed.
+        """
+        return self.words if self.packed else 2 * self.words
+
+    @property
     def wide(self) -> int:
-        """64-bit words of an accumulator, whose lanes are twice as wide."""
-        return 2 * self.words * self.parts
+        """64-bit words of an accumulator."""
+        return self.sum_words * self.parts
+
+    @property
+    def largest(self) -> int:
+        """The largest lane."""
+        return (1 << (self.bits - 1 - (HEADROOM if self.packed else 0))) - 1
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,13 @@ def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int)
         np.append(starts, len(order)).astype(np.int64),
         to.astype(np.uint32),
     )
+
+
+def is_packed(width: SumWidth, bits: int, aggregation: str) -> bool:
+    """Whether two sums share a word, if programs add up rows of lanes of this width. Weighted sums
+    do not, because the headroom is for weights, and maxima need none.
+    """
+    return width == "packed" and bits == 32 and aggregation == "sum"
 
 
 def bundle_bound(vertices: int, rows: int) -> int:

@@ -103,6 +103,8 @@ class Maps(Closing):
             rows=layout.rows,
             payload=layout.payload,
             bits=layout.bits,
+            packed=layout.packed,
+            sum_words=layout.sum_words,
             aggregation=constant(f"PINCH_{spec.aggregation.upper()}"),
             targets=max(len(tables.targets), 1),
             banks=placement.banks,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.pinch.layout import RowLayout
+from testbed.exchange.pinch.layout import HEADROOM, RowLayout
 from testbed.kernel.abi import dtype
 from testbed.protocol.wire import MAX_RANKS
 
@@ -37,6 +37,7 @@ class Tables:
     :param targets: int32: the position of the vertex that each accumulator belongs to. Only
         vertices with neighbours on other ranks have one. Accumulators are in the order in which
         frames reach them, so that additions stay in the CPU's caches; most vertices have few
+        neighbours. With packed sums, a vertex has one, in a row, for every ``2**HEADROOM``
         neighbours.
     :param hubs: Number of slots for the parts of vertices with many neighbours.
     :param slice: Neighbours to which one run adds a vertex.
@@ -93,17 +94,21 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
     count = np.bincount(halo.indices, minlength=halo.num_halo)
     edges = np.zeros(len(order), dtype("pinch_edge"))
     target = np.repeat(np.arange(halo.num_owned), degree)[order]
+    pieces = -(-degree >> HEADROOM) if layout.packed else np.minimum(degree, 1)
     touched, first_touch = np.unique(target, return_index=True)
-    targets = touched[np.argsort(first_touch)].astype(np.int32)
+    reached = touched[np.argsort(first_touch)]
+    targets = np.repeat(reached, pieces[reached]).astype(np.int32)
     place = np.empty(halo.num_owned, np.uint32)
-    place[targets] = np.arange(len(targets))
+    place[reached] = np.cumsum(pieces[reached]) - pieces[reached]
     edges["target"] = place[target]
+    if layout.packed:
+        edges["target"] += _ranks_among_equals(target) >> HEADROOM
     scale = 1.0
     if aggregation == "weighted":
         assert halo.weights is not None
         scale = weight_scale(halo, layout.bits)
         edges["weight"] = np.rint(halo.weights.astype(np.float64) * scale)[order]
-    slice_ = max(1, SLICE_WORDS // (2 * layout.words))
+    slice_ = max(1, SLICE_WORDS // layout.sum_words)
     sources = np.zeros(MAX_RANKS, dtype("pinch_source"))
     first = seen = 0
     for rank, size in enumerate(halo.sizes):
@@ -133,6 +138,16 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
         seen,
         scale,
     )
+
+
+def _ranks_among_equals(values: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """Return how many earlier elements equal each."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.searchsorted(ordered, ordered)
+    ranks = np.empty(len(values), np.uint32)
+    ranks[order] = np.arange(len(values)) - first
+    return ranks
 
 
 def weight_scale(halo: Halo, bits: int) -> float:

@@ -2,17 +2,16 @@
 autograd.
 """
 
-import warnings
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from testbed.exchange.halo import Halo
-from testbed.gnn.full.channel import Channel, Slot
+from testbed.gnn.full.adjacency_matrix import matrix_of_ones
+from testbed.gnn.full.channel import Channel, Slot, Use
 from testbed.gnn.full.meter import Meter
 from testbed.gnn.full.part import Part
+from testbed.gnn.full.vertex_cut import VertexCut
 
 __all__ = ["Neighbours"]
 
@@ -28,10 +27,14 @@ class Neighbours(nn.Module):
 
     def __init__(self, part: Part, layer: int) -> None:
         super().__init__()
-        self.layer = layer
-        self._local = {"forward": local_adjacency(part.forward)}
+        self.layer, self._cut = layer, part.cut
+        self._local = {
+            "forward": matrix_of_ones(part.forward.local_indptr, part.forward.local_indices)
+        }
         self._local["backward"] = (
-            self._local["forward"] if part.symmetric else local_adjacency(part.backward)
+            self._local["forward"]
+            if part.symmetric
+            else matrix_of_ones(part.backward.local_indptr, part.backward.local_indices)
         )
         self._channel = Channel()
         self._meter = Meter()
@@ -53,10 +56,32 @@ class Neighbours(nn.Module):
     def sum(self, x: Tensor, direction: Direction) -> Tensor:
         """Sum in one direction, without a gradient."""
         x = x.detach().contiguous()
+        if self._cut is not None:
+            return self._sum_by_proxies(self._cut, x, direction)
         total = torch.mm(self._local[direction], x)
         if self._channel.exchanges:
             total += self._from_others(x, direction)
         return total
+
+    def _sum_by_proxies(self, cut: VertexCut, x: Tensor, direction: Direction) -> Tensor:
+        rows = x.new_zeros(cut.num_proxies, x.shape[1])
+        rows[: len(x)] = x
+        if self._channel.exchanges:
+            rows[len(x) :] = self._exchanged("broadcast", rows)[len(x) :]
+        sums = torch.mm(cut.adjacency[direction], rows)
+        total = sums[: len(x)].clone()
+        if self._channel.exchanges:
+            total += self._exchanged("reduce", sums)[: len(x)]
+        return total
+
+    def _exchanged(self, use: Use, rows: Tensor) -> Tensor:
+        if self._received.shape != rows.shape:
+            self._received = torch.empty_like(rows)
+        with self._meter.collective():
+            self._channel.exchanges[Slot(self.layer, use)].aggregate(
+                rows.numpy(), self._received.numpy()
+            )
+        return self._received
 
     def _from_others(self, x: Tensor, direction: Direction) -> Tensor:
         exchange = self._channel.exchanges[Slot(self.layer, direction)]
@@ -80,17 +105,3 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.neighbours.sum(gradients[0], "backward"), None
-
-
-def local_adjacency(halo: Halo) -> Tensor:
-    """Return the adjacency among a rank's own vertices: a sparse matrix of ones, shape (n, n)."""
-    n, entries = halo.num_owned, len(halo.local_indices)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(halo.local_indptr.astype(np.int32)),
-            torch.from_numpy(halo.local_indices),
-            torch.ones(entries),
-            (n, n),
-            check_invariants=False,  # they forbid repeated edges, which are summed correctly
-        )

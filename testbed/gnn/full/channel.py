@@ -11,18 +11,22 @@ from testbed.comm.collective import Counters
 from testbed.exchange.interface import PHASES, Exchange
 from testbed.gnn.options import ModelSpec
 
-__all__ = ["Channel", "Slot", "plan_exchanges", "transforms_first"]
+__all__ = ["Channel", "Slot", "Use", "plan_exchanges", "transforms_first"]
+
+
+Use = Literal["forward", "backward", "evaluation", "broadcast", "reduce"]
 
 
 class Slot(NamedTuple):
     """Which exchange of a model.
 
     :param layer: From 0, at the features.
-    :param use: Embeddings of training, their gradients, or embeddings of evaluation.
+    :param use: Embeddings of training, their gradients, or embeddings of evaluation. With a vertex
+        cut, the two steps of any of these: see `testbed.gnn.full.vertex_cut`.
     """
 
     layer: int
-    use: Literal["forward", "backward", "evaluation"]
+    use: Use
 
 
 def transforms_first(inputs: int, outputs: int) -> bool:
@@ -33,7 +37,7 @@ def transforms_first(inputs: int, outputs: int) -> bool:
 
 
 def plan_exchanges(
-    spec: ModelSpec, feature_dim: int, num_classes: int, cached: bool
+    spec: ModelSpec, feature_dim: int, num_classes: int, cached: bool, cut: bool = False
 ) -> dict[Slot, int]:
     """Return the exchanges that a model takes, in the order in which all ranks open them, and their
     dimensions.
@@ -43,10 +47,14 @@ def plan_exchanges(
 
     :param cached: Exchanges keep what was last sent, so evaluation, which has no dropout, gets
         separate exchanges.
+    :param cut: Of a vertex cut, which is never cached.
     """
-    planned = {}
+    planned: dict[Slot, int] = {}
     for layer, (inputs, outputs) in enumerate(pairwise(spec.widths(feature_dim, num_classes))):
         dim = min(inputs, outputs)
+        if cut:
+            planned |= {Slot(layer, "broadcast"): dim, Slot(layer, "reduce"): dim}
+            continue
         planned[Slot(layer, "forward")] = dim
         if layer or transforms_first(inputs, outputs):
             planned[Slot(layer, "backward")] = dim

@@ -11,6 +11,8 @@ from torch import Tensor
 from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo, make_halos
 from testbed.exchange.options import HaloChoice
+from testbed.gnn.full.channel import Use
+from testbed.gnn.full.vertex_cut import VertexCut
 from testbed.gnn.graph import GraphData
 from testbed.gnn.partition import Owners
 
@@ -28,6 +30,7 @@ class Part:
     :param x: float32, shape (n, d): features; `y`: int64, shape (n,): labels.
     :param sets: Positions of this rank's vertices of the sets ``train``, ``val`` and ``test``.
     :param sizes: Number of vertices in each of these sets, all ranks together.
+    :param cut: With a vertex cut, what takes the place of `forward` and `backward` in sums.
     """
 
     forward: Halo
@@ -37,11 +40,18 @@ class Part:
     y: Tensor
     sets: dict[str, Tensor]
     sizes: dict[str, int]
+    cut: VertexCut | None = None
 
     @property
     def symmetric(self) -> bool:
         """Whether all neighbours are mutual."""
         return self.backward is self.forward
+
+    def halo(self, use: Use) -> Halo:
+        """Return the halo of an exchange."""
+        if self.cut is not None:
+            return self.cut.reduce if use == "reduce" else self.cut.broadcast
+        return self.backward if use == "backward" else self.forward
 
     @property
     def rank(self) -> int:

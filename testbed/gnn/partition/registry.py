@@ -20,6 +20,7 @@ PARTITIONERS: Registry[type[Partitioner]] = Registry(
         "hash": "testbed.gnn.partition.hash:Hash",
         "range": "testbed.gnn.partition.range:Range",
         "metis": "testbed.gnn.partition.metis:Metis",
+        "fennel": "testbed.gnn.partition.fennel:Fennel",
     },
     group="testbed.partitioners",
 )

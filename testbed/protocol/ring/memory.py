@@ -22,6 +22,7 @@ __all__ = [
     "EARLY_TRIES",
     "LOSSY_FOR",
     "NACK_ENTRIES",
+    "RETURNED",
     "SQ_ENTRIES",
     "Chunk",
     "Config",
@@ -61,6 +62,9 @@ ANYWHERE = constant("RING_ANYWHERE")
 """CPU of a probe: whichever takes the work request."""
 
 _STAGE_BIT = constant("RING_STAGE_BIT")
+
+RETURNED = constant("RING_RETURNED")
+"""In `Chunk.reduced` at the root of a broadcast: the chunk's frame has come back."""
 
 COUNTERS = counter_names("ring_counter", "RING_")
 """The programs' counters: reasons to drop a frame, and ``enum ring_counter``."""
@@ -158,6 +162,9 @@ class Tensor:
     total: int = 0
     length: int = 0
     tag: int = 0
+    scattered: int = 0
+    gathered: int = 0
+    root: int = 0
 
 
 @dataclass(slots=True)

@@ -53,13 +53,30 @@ class Process:
             self._to_verify
         ) = 0
 
-    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
-        """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
+    def begin(
+        self,
+        seq: int,
+        total: int,
+        length: int,
+        tag: int,
+        scattered: int = 0,
+        gathered: int = 0,
+        root: int = 0,
+    ) -> None:
+        """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet.
+
+        :param scattered: Chunks before this one end with the reduce-scatter phase.
+        :param gathered: Chunks from this one on begin with the all-gather phase; 0: none.
+        :param root: The rank that owns all of these, and 1: a broadcast; 0: each has an owner of
+            its own.
+        """
         memory, config = self.memory, self.memory.config
-        memory.tensors[seq & 1] = Tensor(total, length, tag)
+        memory.tensors[seq & 1] = Tensor(total, length, tag, scattered, gathered, root)
         memory.wake_at = memory.stored = memory.ready = memory.front = 0
         memory.seq = memory.next_seq = seq
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
+        if root:
+            memory.next_slot = min(gathered + self.window, total)
         self.total = total
         self.in_recovery = False
         self.stalls = self._front = self._next = self._to_verify = 0
@@ -79,6 +96,12 @@ class Process:
         """
         memory, config = self.memory, self.memory.config
         was, memory.ready = memory.ready, ready
+        if memory.tensors[memory.seq & 1].root:
+            for chunk in range(was, min(memory.next_slot, ready)):
+                if self._is_mine(chunk):
+                    self.post(WrKind.LAUNCH, memory.seq, chunk)
+            self.replay()
+            return
         ready_slots = slots_of(config.rank, config.ranks, ready)
         for slot in range(
             slots_of(config.rank, config.ranks, was), min(memory.next_slot, ready_slots)
@@ -117,12 +140,44 @@ class Process:
         """All results are stored: do they match their check words? Refuse those that do not."""
         if not all(self._is_done(chunk) for chunk in range(self.total)):
             return False
-        wrong = [chunk for chunk in range(self.total) if not self._is_good(chunk)]
+        wrong = [
+            chunk
+            for chunk in range(self.total)
+            if self._has_result(chunk) and not self._is_good(chunk)
+        ]
         for chunk in wrong:
             self.refuse(chunk)
         if not wrong:
             self.mark_verified()
         return not wrong
+
+    def verify_scattered(self) -> bool:
+        """All scattered chunks are done at this rank: do its sums match their check words? Those
+        that do stay as they are; refuse the others. If none is refused, the rank may say in the
+        rest of its input that it is done.
+        """
+        memory = self.memory
+        end = memory.tensors[memory.seq & 1].scattered
+        if not all(self._is_done(chunk) for chunk in range(end)):
+            return False
+        refused = False
+        for chunk in filter(self._has_result, range(end)):
+            record = memory.chunks[chunk]
+            if record.result & 0xFF == ResultState.VERIFIED:
+                continue
+            if self._is_good(chunk):
+                record.result += ResultState.VERIFIED - ResultState.DONE
+            else:
+                self.refuse(chunk)
+                refused = True
+        return not refused
+
+    def met(self) -> bool:
+        """Are the chunks that are all-reduced before an all-gather done? Then all ranks have
+        entered, and the rest may be published.
+        """
+        memory = self.memory
+        return all(self._is_done(chunk) for chunk in range(memory.tensors[memory.seq & 1].gathered))
 
     def _is_good(self, chunk: int) -> bool:
         """Does a stored result match its check word?"""
@@ -141,7 +196,7 @@ class Process:
             chunk = self._to_verify if self._to_verify < end else 0
             self._to_verify = chunk + 1
             record = self.memory.chunks[chunk]
-            if not self._is_done(chunk) or record.result & 0xFF == ResultState.VERIFIED:
+            if not self._has_result(chunk) or record.result & 0xFF == ResultState.VERIFIED:
                 continue
             if self._is_good(chunk):
                 record.result += ResultState.VERIFIED - ResultState.DONE
@@ -194,14 +249,17 @@ class Process:
         end = min(self.total, self._front + _REACH * self.window * config.ranks, memory.ready)
         start = self._next if self._front <= self._next < end else self._front
         self.in_recovery = False
+        root = memory.tensors[seq & 1].root
+        if still and root == config.rank + 1 and memory.ready == self.total:
+            memory.next_slot += 1  # frames that should have come back may be lost
         for chunk in (*range(start, end), *range(self._front, min(start, end))):
             record = memory.chunks[chunk]
             if not allowed:
                 break
             if self._is_done(chunk):
                 continue
-            if chunk % config.ranks == config.rank and seq_of(record.reduced) != seq:
-                if chunk // config.ranks < memory.next_slot:
+            if self._is_mine(chunk) and seq_of(record.reduced) != seq:
+                if (chunk if root else chunk // config.ranks) < memory.next_slot:
                     self.post(WrKind.LAUNCH, seq, chunk)
                 continue
             if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
@@ -247,9 +305,25 @@ class Process:
         """Something has arrived since the last look."""
         self.stalls = 0
 
-    def _is_done(self, chunk: int) -> bool:
+    def _is_mine(self, chunk: int) -> bool:
+        tensor, config = self.memory.tensors[self.memory.seq & 1], self.memory.config
+        if tensor.root and chunk >= tensor.gathered:
+            return tensor.root - 1 == config.rank
+        return chunk % config.ranks == config.rank
+
+    def _has_result(self, chunk: int) -> bool:
         result = self.memory.chunks[chunk].result
         return seq_of(result) == self.memory.seq and is_done(result)
+
+    def _is_done(self, chunk: int) -> bool:
+        """Is the chunk done at this rank: is its result stored, or, if it is scattered and another
+        rank completes its sum, has it been sent on?
+        """
+        memory, config = self.memory, self.memory.config
+        home = (chunk - 1) % config.ranks
+        if chunk < memory.tensors[memory.seq & 1].scattered and home != config.rank:
+            return seq_of(memory.chunks[chunk].reduced) == memory.seq
+        return self._has_result(chunk)
 
     def _is_complete(self) -> bool:
         """Does the previous rank hold all results? Then it has sent whatever this rank lacks."""
@@ -259,9 +333,11 @@ class Process:
     def _is_lost(self, chunk: int) -> bool:
         """Is the next frame about a chunk known to be lost?"""
         memory, record = self.memory, self.memory.chunks[chunk]
+        gathered = memory.tensors[memory.seq & 1].gathered
         begun = (
-            chunk % memory.config.ranks == memory.config.rank
+            self._is_mine(chunk)
             or seq_of(record.reduced) == memory.seq
+            or (gathered != 0 and chunk >= gathered)
         )
         return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
 

@@ -129,14 +129,14 @@ class Rank(Receiver):
                 return None
             if state == ResultState.REFUSED:
                 return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
-        if seq_of(chunk.reduced) == w.seq:
+        if seq_of(chunk.reduced) == w.seq or self._is_gathered(w.seq, w.index):
             return self._send_nack(w, 0, Stage.RESULT)  # a result of any round will do
-        return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
+        return None if self._is_mine(w.seq, w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
         """The process has refused the chunk's result of a round."""
         header, tensor = w.frame.header, self._tensor(w.seq)
-        if self._is_mine(w.index):
+        if self._is_mine(w.seq, w.index):
             return self._restart(w, round_ & 0xFF)
         if not self._resize(w.frame, w.length):
             return None

@@ -8,9 +8,9 @@ from __future__ import annotations
 from testbed.protocol.ring.memory import (
     EARLY_SLOTS,
     EARLY_TRIES,
+    RETURNED,
     ResultState,
     Stage,
-    is_done,
 )
 from testbed.protocol.ring.sending import Sender
 from testbed.protocol.ring.streams import U32, U64, Work
@@ -129,12 +129,19 @@ class Receiver(Sender):
         hop = self._steps(w.index, config.rank)
         if not hop or header.hop != hop or header.sender != config.before:
             return self._drop("bad_rank")
-        if not config.upstream and self._holds_enough(w):
+        if (
+            not config.upstream
+            and self._holds_enough(w)
+            and not self._is_scattered(header.seq, w.index)
+        ):
             # The owner lacks the result, which was sent on from here.
             if self._verify(w) is None or self._too_soon(w):
                 return None
             return self._send_result(
-                w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT]
+                w,
+                self._owner(header.seq, w.index),
+                header.round,
+                self.chunks[w.index].before[Stage.RESULT],
             )
         if header.seq not in (w.seq, seq_after(w.seq)):
             return self._drop("bad_seq")
@@ -148,18 +155,27 @@ class Receiver(Sender):
 
     def _on_result(self, w: Work) -> Frame | None:
         header, config = w.frame.header, self.config
-        hop = self._result_steps(w.index, config.rank)
+        hop = self._result_steps(header.seq, w.index, config.rank)
+        broadcast = self._is_broadcast(header.seq, w.index)
+        if broadcast and hop == 1 and header.hop == config.ranks + 1:
+            return self._on_return(w)
         if header.hop != hop:
             return self._drop("bad_rank")
-        state = w.result & 0xFF
+        gathered, state = self._is_gathered(header.seq, w.index), w.result & 0xFF
+        end = config.ranks + gathered + broadcast
         if (
             seq_of(w.result) == header.seq
             and state != ResultState.NONE
             and w.result >> 8 & 0xFF >= header.round
         ):
             return self._drop("duplicate")
-        if header.seq != w.seq or w.index >= w.ready:
-            # No sum is complete without this rank's input: a forgery, or a stale frame.
+        if (
+            header.seq != w.seq
+            or (w.index >= w.ready and not gathered)
+            or self._is_scattered(header.seq, w.index)
+        ):
+            # No sum is complete without this rank's input, and none that is scattered travels: a
+            # forgery, or a stale frame. What is only gathered needs no input.
             return self._drop("bad_seq")
         total = self._verify(w)
         if total is None:
@@ -168,15 +184,38 @@ class Receiver(Sender):
         first = seq_of(w.result) != w.seq
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
-        if hop + 1 < config.ranks:
+        if hop + 1 < end:
             header.hop = hop + 1
             self._enlist(w, w.index, Stage.RESULT)
             return self._send(w, config.after, w.length, total)
-        return self._launch_next(w) if first and hop + 1 == config.ranks else None
+        return self._launch_next(w) if first and hop + 1 == end else None
+
+    def _on_return(self, w: Work) -> Frame | None:
+        """A frame of a broadcast has come back to the root: it becomes the next chunk. The first to
+        come back counts, and a duplicate launches nothing.
+        """
+        header = w.frame.header
+        if header.sender != self.config.before:
+            return self._drop("bad_rank")
+        if header.seq != w.seq or seq_of(w.reduced) != header.seq:
+            return self._drop("bad_seq")
+        if w.reduced & RETURNED:
+            return self._drop("duplicate")
+        if self._verify(w) is None:
+            return None
+        self._look_back(w)
+        if not self._advance(self.chunks[w.index], "reduced", w.reduced, w.reduced | RETURNED):
+            return self._drop("duplicate")
+        self.streams[w.cpu].progress += 1
+        return self._launch_next(w)
 
     def _on_nack(self, w: Work) -> Frame | None:
         """A nack from the next rank: retransmit, or pass it on to the owner."""
-        header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
+        header, config, mine = (
+            w.frame.header,
+            self.config,
+            self._is_mine(w.frame.header.seq, w.index),
+        )
         chunk, direct = self.chunks[w.index], not header.hop
         asker = header.sender if direct else (header.sender + 1) % config.ranks
         if not self._is_sealed(w):
@@ -186,6 +225,8 @@ class Receiver(Sender):
         if not (asker == config.after if direct else mine and not config.upstream):
             return self._drop("bad_rank")
         if self._holds_enough(w):
+            if self._is_scattered(header.seq, w.index):
+                return self._drop("not_held")  # the owner lacks nothing
             if not (config.upstream or mine):
                 return self._pass_on(w, chunk.before[Stage.RESULT])
             if asker == config.rank:
@@ -208,7 +249,7 @@ class Receiver(Sender):
         header = w.frame.header
         header.prev, header.hop = prev, 1
         self._count("resent")
-        return self._send(w, self._owner(w.index), w.length, 0)
+        return self._send(w, self._owner(header.seq, w.index), w.length, 0)
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
         """Retransmit the partial sum that the next rank lacks."""
@@ -230,7 +271,7 @@ class Receiver(Sender):
         own result, send that.
         """
         header = w.frame.header
-        if not self._is_mine(w.index):
+        if not self._is_mine(w.frame.header.seq, w.index):
             return self._drop("bad_rank")
         if self._holds(w) and self._is_verified(w.result):
             if self._too_soon(w):
@@ -326,9 +367,11 @@ class Receiver(Sender):
         """
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
         mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
-        # With `origin`, the owner restarts a phase that failed at a later hop, and the ranks before
-        # that hop pass its frames on.
-        if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
+        scattered = self._is_scattered(w.seq, w.index)
+        # With `origin`, and with a later round of a scattered chunk, the owner restarts a phase
+        # that failed at a later hop, and the ranks before that hop pass its frames on.
+        repeats = not config.upstream or (scattered and header.round > 0)
+        if not repeats if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64
         w.frame.add(self.inputs[w.index], w.length)
@@ -343,6 +386,8 @@ class Receiver(Sender):
         if w.reduced != mine:
             if not self._advance(chunk, "reduced", w.reduced, mine):
                 return self._drop("duplicate")
+            if scattered and not last and seq_of(w.reduced) != w.seq:
+                self._count_stored(w)
             self.streams[w.cpu].progress += 1
         self._look_back(w)
         if not last:
@@ -356,38 +401,11 @@ class Receiver(Sender):
             else:
                 self._enlist(w, w.index, Stage.PARTIAL)
             return self._send(w, config.after, w.length, total)
+        first = seq_of(w.result) != w.seq
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
+        if scattered:
+            return self._launch_next(w) if first else None
         header.kind, header.hop = Kind.RESULT, 1
         self._enlist(w, w.index, Stage.RESULT)
         return self._send(w, config.after, w.length, total)
-
-    def _take_result(self, w: Work, round_: int, total: int) -> bool:
-        """Store the payload, which has been verified, as the result. A result that the process has
-        verified stays as it is.
-        """
-        chunk, first = self.chunks[w.index], seq_of(w.result) != w.seq
-        state = w.result & 0xFF
-        if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
-            return False
-        if (
-            not first and state == ResultState.CLAIMED
-        ):  # another CPU is writing the result of an earlier round
-            return False
-        done = word_of(w.seq, round_ << 8 | ResultState.DONE)
-        held = not first and is_done(w.result)
-        if held and self._is_verified(w.result):
-            return self._advance(chunk, "result", w.result, word_of(w.seq, round_ << 8 | state))
-        if not self._advance(chunk, "result", w.result, done):
-            return False
-        self.results[w.index] = w.frame.take(w.length)
-        chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
-        self._count("stored")
-        self.streams[w.cpu].progress += 1
-        chunk.resent_us = 0  # nacks are answered from now on
-        if held:
-            return True
-        self.stored += 1
-        if self.stored == self.wake_at:
-            self.events.append(w.seq)
-        return True

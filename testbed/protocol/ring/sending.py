@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from testbed.protocol.ring.memory import (
     Chunk,
+    ResultState,
     Stage,
     is_done,
 )
@@ -40,28 +41,38 @@ class Sender(Streams):
         return True
 
     def _launch(self, w: Work, round_: int, again: bool) -> Frame | None:
-        """Turn the frame into the first hop of one of this rank's chunks.
+        """Turn the frame into the first hop of one of this rank's chunks, and store a chunk that is
+        only gathered as this rank's own result.
 
         :param again: The chunk has been launched before.
         """
         header, chunk, tensor = w.frame.header, self.chunks[w.index], self._tensor(w.seq)
+        gathered = self._is_gathered(w.seq, w.index)
+        stage = Stage.RESULT if gathered else Stage.PARTIAL
         if not self._resize(w.frame, tensor.length):
             return None
         w.frame.fill(self.inputs[w.index], tensor.length)
         if w.seq != self.seq:
             return self._drop("overtaken")
+        w.length = tensor.length
+        if gathered and not again:
+            w.result = chunk.result
+            if not self._take_result(w, round_, chunk.input_sum):
+                return self._drop("duplicate")
         header.kind, header.seq, header.chunk = Kind.REDUCE, w.seq, w.index
         header.hop, header.flags, header.round, header.tag = 1, 0, round_, tensor.tag
+        if gathered:  # as if the previous rank had computed the result
+            header.kind, header.hop = Kind.RESULT, 2
         if again:
             header.attempt, header.prev = (
                 self._next_attempt(chunk, w.seq),
-                chunk.before[Stage.PARTIAL],
+                chunk.before[stage],
             )
             chunk.resent_us = w.now
             self._count("resent")
         else:
             header.attempt = chunk.attempt[w.seq & 1] + 1 & 0xFFFF if round_ else 0
-            self._enlist(w, w.index, Stage.PARTIAL)
+            self._enlist(w, w.index, stage)
         return self._send(w, self.config.after, tensor.length, chunk.input_sum)
 
     def _launch_first(self, w: Work) -> Frame | None:
@@ -71,6 +82,8 @@ class Sender(Streams):
             chunk, "reduced", chunk.reduced, word_of(w.seq, 0)
         ):
             return None
+        if self._is_scattered(w.seq, w.index):
+            self._count_stored(w)
         return self._launch(w, 0, again=False)
 
     def _launch_next(self, w: Work) -> Frame | None:
@@ -78,11 +91,13 @@ class Sender(Streams):
         ready.
         """
         w.index = self.config.rank + self.config.ranks * self.next_slot
+        if self._tensor(self.next_seq).root:
+            w.index = self.next_slot  # slots are all chunks, of which this rank may own none
         self.next_slot += 1
         if self.next_seq != self.seq or w.index >= self.ready:
             return None
         w.seq, w.ready = self.seq, self.ready
-        return self._launch_first(w)
+        return self._launch_first(w) if self._is_mine(w.seq, w.index) else None
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
         """Start an own chunk's reduce-scatter phase over.
@@ -92,8 +107,12 @@ class Sender(Streams):
         chunk = self.chunks[w.index]
         if seq_of(chunk.reduced) == w.seq and chunk.reduced & 0xFF > round_:
             # A nack that names an earlier round comes from a rank that has not seen this one, which
-            # may be lost. With `upstream` the ranks in between recover it hop by hop.
-            if self.config.upstream or self._too_soon(w):
+            # may be lost. With `upstream` the ranks in between recover it hop by hop, unless the
+            # chunk is scattered: then they wait for no result, so they do not miss a later round.
+            if self._is_scattered(w.seq, w.index):
+                if self._resent_lately(w):
+                    return None
+            elif self.config.upstream or self._too_soon(w):
                 return None
             return self._launch(w, chunk.reduced & 0xFF, again=True)
         if seq_of(chunk.reduced) != w.seq or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
@@ -105,6 +124,39 @@ class Sender(Streams):
         chunk.resent_us = w.now
         return self._launch(w, round_ + 1, again=False)
 
+    def _take_result(self, w: Work, round_: int, total: int) -> bool:
+        """Store the payload, which has been verified, as the result. A result that the process has
+        verified stays as it is.
+        """
+        chunk, first = self.chunks[w.index], seq_of(w.result) != w.seq
+        state = w.result & 0xFF
+        if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
+            return False
+        if (
+            not first and state == ResultState.CLAIMED
+        ):  # another CPU is writing the result of an earlier round
+            return False
+        done = word_of(w.seq, round_ << 8 | ResultState.DONE)
+        held = not first and is_done(w.result)
+        if held and self._is_verified(w.result):
+            return self._advance(chunk, "result", w.result, word_of(w.seq, round_ << 8 | state))
+        if not self._advance(chunk, "result", w.result, done):
+            return False
+        self.results[w.index] = w.frame.take(w.length)
+        chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
+        self._count("stored")
+        self.streams[w.cpu].progress += 1
+        chunk.resent_us = 0  # nacks are answered from now on
+        if not held:
+            self._count_stored(w)
+        return True
+
+    def _count_stored(self, w: Work) -> None:
+        """A chunk is done at this rank."""
+        self.stored += 1
+        if self.stored == self.wake_at:
+            self.events.append(w.seq)
+
     def _send_result(self, w: Work, to: int, round_: int, prev: int) -> Frame | None:
         """Turn the frame into the result that this rank holds, for a rank that lacks it or refused
         an earlier round.
@@ -112,7 +164,7 @@ class Sender(Streams):
         :param prev: The predecessor of the lost frame.
         """
         header, chunk = w.frame.header, self.chunks[w.index]
-        hop = self._result_steps(w.index, to)
+        hop = self._result_steps(header.seq, w.index, to)
         if not self._resize(w.frame, w.length):
             return None
         w.frame.fill(self.results[w.index], w.length)
@@ -137,8 +189,9 @@ class Sender(Streams):
         )
         if slot.owner != mine and seq_of(slot.owner) == w.seq:
             other = slot.owner & U32
-            # If that chunk's result is here, the next rank has received its partial sum.
-            if seq_of(self.chunks[other].result) != w.seq:
+            # If that chunk's result is here, the next rank has received its partial sum. No result
+            # of a scattered chunk comes, but the older of two has probably arrived.
+            if seq_of(self.chunks[other].result) != w.seq and not self._is_scattered(w.seq, other):
                 self._count("unsaved")
                 return
         if slot.owner != mine and slot.owner and is_before(w.seq, seq_of(slot.owner)):
@@ -185,7 +238,7 @@ class Sender(Streams):
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_nack(self.chunks[w.index]), NOTHING
         self._count("resent")
-        return self._send(w, self._owner(w.index), w.length, 0)
+        return self._send(w, self._owner(header.seq, w.index), w.length, 0)
 
     def _send_nack(self, w: Work, round_: int, stage: Stage) -> Frame | None:
         """Turn the frame into a nack. It is as long as its answer, and each nack has an attempt of

@@ -78,23 +78,38 @@ class Streams(Memory):
 
     # The state of a chunk.
 
-    def _owner(self, index: int) -> int:
+    def _owner(self, seq: int, index: int) -> int:
+        if self._is_broadcast(seq, index):
+            return self._tensor(seq).root - 1
         return index % self.config.ranks
 
-    def _is_mine(self, index: int) -> bool:
-        return index % self.config.ranks == self.config.rank
+    def _is_mine(self, seq: int, index: int) -> bool:
+        return self._owner(seq, index) == self.config.rank
+
+    def _is_broadcast(self, seq: int, index: int) -> bool:
+        """Is the chunk part of a broadcast?"""
+        return self._tensor(seq).root != 0 and self._is_gathered(seq, index)
+
+    def _is_scattered(self, seq: int, index: int) -> bool:
+        """Does the chunk end with the reduce-scatter phase?"""
+        return index < self._tensor(seq).scattered
+
+    def _is_gathered(self, seq: int, index: int) -> bool:
+        """Does the chunk begin with the all-gather phase?"""
+        first = self._tensor(seq).gathered
+        return first != 0 and index >= first
 
     def _steps(self, index: int, rank: int) -> int:
         """Hops from a chunk's owner to a rank in the reduce-scatter phase."""
         return (rank - index) % self.config.ranks
 
-    def _result_steps(self, index: int, rank: int) -> int:
+    def _result_steps(self, seq: int, index: int, rank: int) -> int:
         """Hops of a result to a rank, from the owner's previous rank, which computes it. To
         that rank itself it takes a full turn of the ring.
 
         That rank receives a result only after it has refused its own.
         """
-        return self._steps(index, rank) + 1
+        return self._steps(self._owner(seq, index), rank) + 1
 
     def _seq_verified(self, seq: int) -> bool:
         return self.verified == seq or is_before(seq, self.seq)
@@ -119,13 +134,15 @@ class Streams(Memory):
         )
 
     def _too_soon(self, w: Work) -> bool:
-        """Was the chunk retransmitted within the holdoff? With ``origin`` all ranks that lack it
-        nack it at once.
+        """With ``origin``, all ranks that lack a chunk nack it at once: ignore those that come
+        within the holdoff.
         """
+        return not self.config.upstream and self._resent_lately(w)
+
+    def _resent_lately(self, w: Work) -> bool:
+        """Was the chunk retransmitted within the holdoff?"""
         since = self.chunks[w.index].resent_us
-        return (
-            not self.config.upstream and since != 0 and (w.now - since & U32) < self.nack_holdoff_us
-        )
+        return since != 0 and (w.now - since & U32) < self.nack_holdoff_us
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         """Compare-and-exchange, only forward."""

@@ -9,6 +9,7 @@ from testbed.workloads.data_parallel import calls
 from testbed.workloads.data_parallel.gradients import GradientSession
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
 from testbed.workloads.training.session import TrainingSession
+from testbed.workloads.workload import OPTIMIZERS
 
 __all__ = ["DataParallel"]
 
@@ -16,7 +17,7 @@ __all__ = ["DataParallel"]
 class DataParallel(TrainingSession[DataParallelScenario], GradientSession[DataParallelScenario]):
     """Trains by ``[collective]``."""
 
-    modules = (calls.__name__, "testbed.gnn.train")
+    modules = (calls.__name__, "testbed.gnn.train", "testbed.gnn.model", OPTIMIZERS)
     prepare_rank = staticmethod(calls.prepare_rank)
 
     def estimate(

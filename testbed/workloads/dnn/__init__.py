@@ -31,6 +31,7 @@ WORKLOAD = Workload(
     scenario=DNNScenario,
     backends=BACKENDS,
     session="testbed.workloads.dnn.session:DNN",
+    simulation="testbed.workloads.dnn.simulated:SimulatedDNN",
     summary="data-parallel training of deep networks in buckets, summed while backward goes on",
     report=Report(
         compute=("forward", "backward", "update"),

@@ -12,8 +12,9 @@ from testbed.workloads.calls import closing
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
+    from testbed.workloads.dnn.epoch import DNNEpoch
     from testbed.workloads.dnn.scenario import DNNTable
-    from testbed.workloads.dnn.train import DNNEpoch, Trainer
+    from testbed.workloads.dnn.train import Trainer
 
 __all__ = ["open_rank", "prepare_rank", "train_rank"]
 

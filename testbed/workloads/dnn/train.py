@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -15,29 +15,14 @@ from testbed.comm.backend import PHASES, Backend
 from testbed.core.errors import CollectiveError
 from testbed.gnn.weights import digest
 from testbed.workloads.dnn.buckets import Bucket, work_of
+from testbed.workloads.dnn.epoch import DNNEpoch
+from testbed.workloads.dnn.gradient import BLOCK, draw, fill, shift_of
 from testbed.workloads.dnn.matrix_work import Work
 from testbed.workloads.dnn.scenario import DNNTable
 
-__all__ = ["DNNEpoch", "Trainer"]
+__all__ = ["Trainer"]
 
-BLOCK = 1 << 16  # elements of the numbers that a gradient repeats
-SHIFT = 977  # by which they are shifted from step to step, so that no step has an earlier one's sum
 LEARNING_RATE = 0.01
-
-
-@dataclass(frozen=True)
-class DNNEpoch:
-    """A rank's record of an epoch; see `testbed.workloads.measures.RankEpoch`.
-
-    :param digest: Hash of the weights at the epoch's end, equal on all ranks.
-    """
-
-    epoch: int
-    times: dict[str, float]
-    entered: NDArray[np.float64]
-    left: NDArray[np.float64]
-    counts: dict[str, float]
-    digest: str
 
 
 class Trainer:
@@ -64,11 +49,7 @@ class Trainer:
         self._weights = torch.zeros(table.architecture.parameters)
         self._gradient = torch.zeros(table.architecture.parameters)
         self._vector: NDArray[np.float32] = self._gradient.numpy()
-        self._draws = [self._draw(each) for each in range(world)]
-
-    def _draw(self, rank: int) -> NDArray[np.float32]:
-        draw = np.random.default_rng([self.seed, rank])
-        return np.tile(draw.standard_normal(BLOCK, np.float32), 2)  # from any place on, a block
+        self._draws = [draw(seed, each) for each in range(world)]
 
     def epoch(
         self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] = lambda *_: None
@@ -85,7 +66,7 @@ class Trainer:
         with ThreadPoolExecutor(1, "all-reduce") as thread:
             try:
                 for step in range(self.table.steps):
-                    shift = (epoch * self.table.steps + step) * SHIFT % BLOCK
+                    shift = shift_of(epoch * self.table.steps + step)
                     spans += self._step(backend, thread, shift, spent)
                     on_step(step + 1, self.table.steps)
             except BaseException:
@@ -130,13 +111,8 @@ class Trainer:
         return spans
 
     def _fill(self, start: int, end: int, shift: int) -> None:
-        """Write this rank's numbers: element i of the gradient is number i + shift of the block."""
-        draws = self._draws[self.rank]
-        while start < end:
-            place = (start + shift) % BLOCK
-            count = min(end - start, BLOCK)
-            self._vector[start : start + count] = draws[place : place + count]
-            start += count
+        """Write this rank's numbers."""
+        fill(self._vector[start:end], self._draws[self.rank], start, end, shift)
 
     def _reduce(self, backend: Backend, bucket: Bucket) -> tuple[float, float, float]:
         """Sum a bucket; return when this rank entered and left, and its CPU time."""

@@ -21,10 +21,12 @@ def about(run: "Run") -> list[str]:
     def worth(metric: str) -> float:
         return float(run.metric(metric)["value"].iloc[0])
 
+    exchange = scenario["exchange"]
+    dealer = exchange.get("policy") or exchange["partitioner"]  # recorded runs have no policy
     return [
         (
             f"full-graph training of {scenario['model']['name']}, dealt out by"
-            f" {scenario['exchange']['partitioner']}: {worth('edge_cut'):,.0f} edges cut"
+            f" {dealer}: {worth('edge_cut'):,.0f} edges cut"
             f" ({100 * worth('edge_cut_share'):.1f} %), replication factor"
             f" {worth('replication_factor'):.2f}, the largest part has"
             f" {worth('vertex_balance'):.2f}× the mean number of vertices and"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.collectives.registry import open_backend
 from testbed.comm.group import GroupSpec
+from testbed.core.errors import TestbedError
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.gnn.graph import GraphData
-from testbed.gnn.partition import Owners, cached_owners
+from testbed.gnn.partition import Owners, Quality, cached_owners, measure
+from testbed.gnn.streaming.partition_folder import FORMAT, PartitionFolder
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.workloads.calls import closing
 from testbed.workloads.full_graph.scenario import FullGraphScenario
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from testbed.gnn.result import FullResult
     from testbed.worker import WorkerContext
 
-__all__ = ["open_rank", "partition", "prepare_rank", "train_rank"]
+__all__ = ["open_rank", "partition", "prepare_rank", "quality_of", "train_rank", "vertex_cut"]
 
 
 @dataclass
@@ -44,9 +46,53 @@ class State:
 
 def partition(scenario: FullGraphScenario, graph: Path) -> Owners:
     """Return the rank that owns each vertex, the same in all trials."""
+    if scenario.exchange.policy is not None:
+        from testbed.gnn.full.vertex_cut import read_masters
+
+        return read_masters(vertex_cut(scenario, graph))
     return cached_owners(
         graph, scenario.exchange.partitioner, scenario.fabric.hosts, scenario.scenario.seed
     )
+
+
+def quality_of(scenario: FullGraphScenario, folder: Path, data: GraphData) -> Quality:
+    """Return the measures of the partition."""
+    if scenario.exchange.policy is None:
+        owners = partition(scenario, folder)
+        return measure(data.indptr, data.indices, owners, scenario.fabric.hosts)
+    manifest = PartitionFolder(vertex_cut(scenario, folder)).manifest
+    return Quality(
+        manifest["cut_edges"] // 2,
+        manifest["cut_share"],
+        manifest["replication_factor"],
+        manifest["vertex_balance"],
+        manifest["edge_balance"],
+    )
+
+
+def vertex_cut(scenario: FullGraphScenario, graph: Path) -> Path:
+    """Return the folder of a vertex cut, which is kept with the graph; partition it first if
+    necessary.
+
+    :raises SpecError: The graph cannot be partitioned so.
+    """
+    from testbed.gnn.streaming.edges import Adjacency
+    from testbed.gnn.streaming.options import PartitionOptions
+    from testbed.gnn.streaming.partitioning import partition
+
+    policy, hosts = str(scenario.exchange.policy), scenario.fabric.hosts
+    seed = scenario.scenario.seed
+    folder = graph / f"cut-{policy}-{hosts}-seed{seed}-v{FORMAT['version']}"
+    if not folder.exists():
+        options = PartitionOptions(policy=policy, parts=hosts, seed=seed, threads=1)
+        edges = Adjacency(str(graph), GraphData.load(graph))
+        edges.features = edges.labels = None  # ranks map those of the graph
+        try:
+            partition(edges, options, folder)
+        except TestbedError:
+            if not folder.exists():  # otherwise another run was first, with the same content
+                raise
+    return folder
 
 
 def prepare_rank(
@@ -64,11 +110,15 @@ def prepare_rank(
     """
     from testbed.gnn.full.part import make_part
     from testbed.gnn.full.train import FullTrainer
+    from testbed.gnn.full.vertex_cut import read_vertex_cut
 
     state, data = context.state(State), GraphData.load(Path(graph))
     if state.part is None:
         owners, hosts = partition(scenario, Path(graph)), scenario.fabric.hosts
         state.part = make_part(data, owners, rank, hosts, scenario.exchange.halo)
+        if scenario.exchange.policy is not None:
+            cut = read_vertex_cut(vertex_cut(scenario, Path(graph)), rank)
+            state.part = replace(state.part, cut=cut)
     part = state.part
 
     def make() -> FullTrainer:
@@ -102,7 +152,7 @@ def open_rank(
     reduce.connect()
     opened = {}
     for slot, terms in exchanges.items():
-        halo = state.part.backward if slot.use == "backward" else state.part.forward
+        halo = state.part.halo(slot.use)
         opened[slot] = stack.enter_context(
             open_exchange(exchange, context, ExchangeSpec(halo=halo, **terms))
         )

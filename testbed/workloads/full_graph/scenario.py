@@ -9,6 +9,7 @@ from testbed.core.tables import Named
 from testbed.exchange.options import ExchangeTerms, HaloOptions
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.partition.registry import PARTITIONERS
+from testbed.gnn.streaming.registry import POLICIES
 from testbed.workloads.scenario import SystemTable
 from testbed.workloads.training.scenario import TrainingScenario
 
@@ -23,7 +24,18 @@ class FullGraphSpec(SystemTable, ExchangeTerms, HaloOptions):
     )
     window: Window = 32
     partitioner: Annotated[str, Named(PARTITIONERS)] = "metis"
+    policy: Annotated[str, Named(POLICIES)] | None = Field(
+        default=None,
+        description="policy of the streaming partitioner, in place of a partitioner",
+    )
     turn: int = Field(default=5, ge=1, le=10_000, description="epochs that a backend's turn lasts")
+
+    @model_validator(mode="after")
+    def _what_a_vertex_cut_has(self) -> Self:
+        for key, usual in (("bound", None), ("halo", "rows")):
+            if self.policy is not None and getattr(self, key) != usual:
+                raise ValueError(f"{key}: must be left out with exchange.policy, a vertex cut")
+        return self
 
 
 class FullGraphScenario(TrainingScenario):

@@ -10,7 +10,6 @@ from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.options import ExchangeTerms
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
-from testbed.gnn.partition import measure
 from testbed.gnn.result import FullResult
 from testbed.host import estimates
 from testbed.workloads.full_graph import calls
@@ -18,7 +17,7 @@ from testbed.workloads.full_graph.scenario import FullGraphScenario
 from testbed.workloads.measures import record_counts
 from testbed.workloads.training.measures import record_epoch, record_test
 from testbed.workloads.training.session import TrainingSession
-from testbed.workloads.workload import Stage, Turn
+from testbed.workloads.workload import OPTIMIZERS, Stage, Turn
 
 __all__ = ["FullGraph"]
 
@@ -26,8 +25,7 @@ __all__ = ["FullGraph"]
 class FullGraph(TrainingSession[FullGraphScenario]):
     """Trains by ``[exchange]``."""
 
-    # torch's optimizers import the last one when the first optimizer is created.
-    modules = (calls.__name__, "testbed.gnn.full.train", "torch._dynamo")
+    modules = (calls.__name__, "testbed.gnn.full.train", OPTIMIZERS)
 
     def __init__(self, scenario: FullGraphScenario) -> None:
         super().__init__(scenario)
@@ -47,7 +45,11 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     def plan(self, features: int, classes: int) -> dict[Slot, int]:
         """Return the exchanges that the model takes, with their dimensions."""
         return plan_exchanges(
-            self.scenario.model, features, classes, cached=self.scenario.exchange.bound is not None
+            self.scenario.model,
+            features,
+            classes,
+            cached=self.scenario.exchange.bound is not None,
+            cut=self.scenario.exchange.policy is not None,
         )
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
@@ -56,14 +58,13 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         :raises StorageError: As in :func:`testbed.gnn.partition.cached_owners`.
         """
         facts, data, hidden = super().prepare(say), self.data, self.scenario.model.hidden
-        owners = calls.partition(self.scenario, self.folder)
         self.planned = self.plan(data.feature_dim, data.num_classes)
         if (longest := max(self.planned.values())) > MAX_DIM:
             raise SpecError(
                 f"model.hidden = {hidden}: embeddings of {longest} elements travel: must be at most"
                 f" {MAX_DIM}"
             )
-        self.quality = measure(data.indptr, data.indices, owners, self.scenario.fabric.hosts)
+        self.quality = calls.quality_of(self.scenario, self.folder, data)
         return facts
 
     @contextmanager
@@ -116,8 +117,8 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         """
         terms = self.scenario.exchange.only(ExchangeTerms)
         bound = terms["bound"]
-        bounds = {"forward": bound, "backward": None if bound is None else 0.0, "evaluation": None}
-        return {**terms, "dim": self.planned[slot], "bound": bounds[slot.use]}
+        bounds = {"forward": bound, "backward": None if bound is None else 0.0}
+        return {**terms, "dim": self.planned[slot], "bound": bounds.get(slot.use)}
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """See `Session.train`."""

@@ -9,6 +9,7 @@ from testbed.host import estimates
 from testbed.workloads.data_parallel.gradients import GradientSession
 from testbed.workloads.module import calls
 from testbed.workloads.module.scenario import ModuleScenario
+from testbed.workloads.workload import OPTIMIZERS
 
 __all__ = ["ModuleSession"]
 
@@ -16,7 +17,7 @@ __all__ = ["ModuleSession"]
 class ModuleSession(GradientSession[ModuleScenario]):
     """Trains by ``[module]``."""
 
-    modules = (calls.__name__, "testbed.workloads.module.train")
+    modules = (calls.__name__, "testbed.workloads.module.train", OPTIMIZERS)
     prepare_rank = staticmethod(calls.prepare_rank)
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ from testbed.gnn.graph import GraphData, from_edges
 from testbed.gnn.partition import PARTITIONERS, Owners, cached_owners, make_owners, measure
 from testbed.gnn.partition.hash import Hash
 from testbed.gnn.partition.metis import Metis
+from testbed.gnn.streaming.edges import Adjacency as Stream
+from testbed.gnn.streaming.options import PartitionOptions
+from testbed.gnn.streaming.partition_folder import PartitionFolder
+from testbed.gnn.streaming.partitioning import partition
 from tests.support.gnn.graphs import Adjacency, adjacencies
 
 RING = from_edges(np.arange(12), (np.arange(12) + 1) % 12, 12)
@@ -109,7 +113,11 @@ def test_measures_of_a_ring_in_halves() -> None:
 @pytest.mark.parametrize(
     ("name", "parts", "text"),
     [
-        ("metros", 2, "partitioner 'metros' does not exist: must be one of hash, range, metis"),
+        (
+            "metros",
+            2,
+            "partitioner 'metros' does not exist: must be one of hash, range, metis, fennel",
+        ),
         ("range", 13, "partitioner range: 13 parts of 12 vertices: must be 1 to one per vertex"),
         ("hash", 0, "partitioner hash: 0 parts of 12 vertices: must be 1 to one per vertex"),
         (
@@ -123,6 +131,26 @@ def test_errors_say_what_is_allowed(name: str, parts: int, text: str) -> None:
     with pytest.raises(SpecError) as caught:
         make_owners(name, *RING, parts, 1)
     assert str(caught.value) == text
+
+
+def test_fennel_cuts_a_ring_as_little_as_the_parts_allow() -> None:
+    owners = make_owners("fennel", *RING, 2)
+    quality = measure(*RING, owners, 2)
+    assert quality.edge_cut < measure(*RING, make_owners("hash", *RING, 2, 1), 2).edge_cut
+    assert quality.vertex_balance < 1.4
+
+
+def test_fennel_has_the_masters_of_the_streaming_policies(graph: GraphData, tmp_path: Path) -> None:
+    partition(
+        Stream("graph", graph), PartitionOptions(policy="fec", parts=3, threads=1), tmp_path / "out"
+    )
+    owners = make_owners("fennel", graph.indptr, graph.indices, 3)
+    folder = PartitionFolder(tmp_path / "out")
+    for number in range(3):
+        part = folder.part(number)
+        assert (
+            np.flatnonzero(owners == number).tolist() == part.vertices[: part.num_masters].tolist()
+        )
 
 
 def test_metis_needs_all_vertices_at_once() -> None:

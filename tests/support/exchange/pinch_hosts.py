@@ -11,7 +11,7 @@ from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
-from testbed.exchange.options import Adder, HaloChoice
+from testbed.exchange.options import Adder, HaloChoice, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
@@ -74,6 +74,7 @@ def assert_exact(
     guess: ScaleGuess | None = None,
     choice: HaloChoice = "rows",
     adder: Adder = "kernel",
+    width: SumWidth = "wide",
 ) -> None:
     """Check that every rank has the sums of its lanes, or of float32 rows, bit for bit.
 
@@ -82,7 +83,7 @@ def assert_exact(
     expected = (
         float_aggregates(graph, x, kind, choice)
         if adder == "process"
-        else exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess, choice)
+        else exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess, choice, width)
     )
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
@@ -106,6 +107,7 @@ class Opened(Closing):
         self.names = list(on.fabric.hosts)[: graph.world]
         self.choice: HaloChoice = options.pop("halo", "rows")
         self.adder: Adder = options.get("aggregate", "kernel")
+        self.width: SumWidth = options.get("sums", "wide")
         self.open = False
         self.guess = ScaleGuess(slack=SLACK)
         groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
@@ -149,6 +151,7 @@ class Opened(Closing):
                 self.guess,
                 self.choice,
                 self.adder,
+                self.width,
             )
 
     def measures(self) -> dict[str, float]:

@@ -12,10 +12,10 @@ import numpy as np
 from testbed.comm.group import Lanes, make_groups
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
-from testbed.exchange.options import Adder
+from testbed.exchange.options import Adder, SumWidth
 from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch.landings import frame_bound
-from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle, is_packed
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.kernel import Program, TestRun
@@ -107,11 +107,14 @@ class Loaded(Closing):
         mtu: int = 1500,
         seq: int = SEQ,
         aggregate: Adder = "kernel",
+        sums: SumWidth = "wide",
     ) -> None:
         self.graph, self.x, self.kind, self.seq = graph, x, kind, seq
-        self.plain = aggregate == "process"
+        self.plain, self.sums = aggregate == "process", sums
         self.bits = 16 if lanes == "int16" and not self.plain else 32
-        self.layout = RowLayout.plan(x.shape[1], self.bits, mtu)
+        packed = not self.plain and is_packed(sums, self.bits, kind)
+        self.layout = RowLayout.plan(x.shape[1], self.bits, mtu, packed)
+        self.form = aggregates.Format(self.bits, packed=packed)
         self.exponent = aggregates.magnitude(x[aggregates.sent(graph)])
         self.lanes = self.lanes_of(x, self.exponent)
         self.tables = [make_tables(halo, self.layout, kind) for halo in graph.halos]
@@ -137,6 +140,7 @@ class Loaded(Closing):
                     kind,
                     processing=processing,
                     aggregate=aggregate,
+                    sums=sums,
                 )
                 port = PinchPort(
                     NoDispatcher(), spec, self.layout, self.tables[rank], self.numbers(rank)
@@ -155,7 +159,7 @@ class Loaded(Closing):
         """Rows as they travel."""
         if self.plain:
             return x.view(np.int32).astype(np.int64)
-        return aggregates.Format(self.bits).quantize(x, exponent)
+        return self.form.quantize(x, exponent)
 
     def open(self, rank: int, seq: int) -> None:
         """Open an exchange as if its sequence number had never been used: nothing has arrived,
@@ -250,7 +254,9 @@ class Loaded(Closing):
         return out
 
     def expected(self, rank: int) -> np.ndarray:
-        return aggregates.exact_aggregates(self.graph, self.x, self.kind, self.bits)[rank]
+        return aggregates.exact_aggregates(
+            self.graph, self.x, self.kind, self.bits, width=self.sums
+        )[rank]
 
     def events(self, rank: int) -> list[int]:
         """The sequence numbers in the ring buffer since the last call; a record has a header of 8

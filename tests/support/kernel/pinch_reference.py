@@ -13,7 +13,7 @@ import numpy as np
 from testbed.comm.group import Lanes
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, Processing
-from testbed.exchange.options import Adder
+from testbed.exchange.options import Adder, SumWidth
 from testbed.exchange.pinch.fixed_point import EXPONENTS, LEAST_EXPONENT
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
 from testbed.exchange.pinch.port import PinchPort
@@ -69,9 +69,11 @@ class Accumulators:
         self.words = np.zeros((max(len(tables.targets), 1), layout.wide), np.uint64)
 
     def widen(self, words: np.ndarray) -> np.ndarray:
-        """Lanes at twice the width."""
+        """Lanes at twice the width, or two to a word, if sums are packed."""
         bits = self.layout.bits
         lanes = words.view(f"<i{bits // 8}").astype(np.int64).reshape(len(words), -1)
+        if self.layout.packed:
+            return (lanes[:, 0] + (lanes[:, 1] << 32)).view(np.uint64)
         if bits == 32:
             return lanes.reshape(-1).view(np.uint64)
         pairs = (
@@ -82,7 +84,7 @@ class Accumulators:
         return (pairs[:, 0] + (pairs[:, 1] << 32)).view(np.uint64)
 
     def add(self, words: np.ndarray, part: int, first: int, count: int) -> None:
-        wide, offset = self.widen(words), 2 * self.layout.words * part
+        wide, offset = self.widen(words), self.layout.sum_words * part
         for edge in self.tables.edges[first : first + count]:
             row = self.words[edge["target"], offset : offset + len(wide)]
             if self.kind == "max":
@@ -486,6 +488,7 @@ class Compared(Closing):
         mtu: int,
         known: bool = False,
         aggregate: Adder = "kernel",
+        sums: SumWidth = "wide",
     ) -> None:
         self.known = known
         self.graph, self.dim, self.kind, self.bits = (
@@ -506,6 +509,7 @@ class Compared(Closing):
             processing=processing,
             mtu=mtu,
             aggregate=aggregate,
+            sums=sums,
         )
         self.wire, self.doorbell = (self._tap(name) for name in ("wire", "doorbell1"))
 
@@ -640,7 +644,7 @@ class Compared(Closing):
         sent = np.zeros(len(self.graph.owner), bool)
         for halo, bundles in zip(self.graph.halos, chosen, strict=True):
             sent[halo.owned[bundles.order]] = True
-        form = aggregates.Format(self.bits)
+        form = self.loaded.form
         lanes = form.quantize(x, 0)
         if self.kind == "max":
             lanes[~sent] = -(1 << (2 * self.bits - 1))

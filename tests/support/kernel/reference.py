@@ -285,9 +285,25 @@ class ReferenceProcess(Process):
             False  # native code is running, and does by itself what this class does step by step
         )
 
-    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
-        super().begin(seq, total, length, tag)
-        self.native.begin(seq, total, length, tag)
+    def begin(
+        self,
+        seq: int,
+        total: int,
+        length: int,
+        tag: int,
+        scattered: int = 0,
+        gathered: int = 0,
+        root: int = 0,
+    ) -> None:
+        super().begin(seq, total, length, tag, scattered, gathered, root)
+        self.native.begin(seq, total, length, tag, scattered, gathered, root)
+
+    def verify_scattered(self) -> bool:
+        self._in_c = True
+        done = super().verify_scattered()
+        self._in_c = False
+        assert self.native.end_scatter(self.memory.tensors[self.memory.seq & 1]) == done
+        return done
 
     def fill(self, chunk: int, words: Words) -> None:
         super().fill(chunk, words)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.kernel.abi import Struct, dtype
+from testbed.kernel.abi import Struct, constant, dtype
 from testbed.native import load
-from testbed.protocol.ring.memory import EARLY_SLOTS, SQ_ENTRIES, WorkRequest, WrKind
+from testbed.protocol.ring.memory import EARLY_SLOTS, SQ_ENTRIES, Tensor, WorkRequest, WrKind
 from testbed.protocol.wire import BLOCK, MAX_RANKS
 
 __all__ = ["STRUCTS", "NativeProcess", "sq_pending"]
@@ -21,7 +21,7 @@ __all__ = ["STRUCTS", "NativeProcess", "sq_pending"]
 RECORDS = 64
 Memory = Mapping[str, NDArray[Any]]
 NONE: Memory = MappingProxyType({})
-U16, U32 = ctypes.c_uint16, ctypes.c_uint32
+U32 = ctypes.c_uint32
 #: Maps that the process shares with its programs; each is an array of the struct named here.
 STRUCTS = {
     "control": "ring_control",
@@ -95,10 +95,28 @@ class NativeProcess:
     def call(self, function: str, *arguments: int) -> int:
         return getattr(self.library, f"ring_{function}")(self.pointer, *arguments) or 0
 
-    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
-        self.library.ring_begin(
-            self.pointer, U32(seq), U32(total), U16(length), U16(tag), U32(self.window)
-        )
+    def begin(
+        self,
+        seq: int,
+        total: int,
+        length: int,
+        tag: int,
+        scattered: int = 0,
+        gathered: int = 0,
+        root: int = 0,
+    ) -> None:
+        tensor = Struct("ring_tensor")
+        tensor.total, tensor.length, tensor.tag = total, length, tag
+        tensor.scattered, tensor.gathered, tensor.root = scattered, gathered, root
+        pointer = ctypes.c_void_p(tensor.address)
+        self.library.ring_begin(self.pointer, U32(seq), pointer, U32(self.window))
+
+    def end_scatter(self, tensor: Tensor) -> bool:
+        """Whether all that is scattered is done."""
+        layout = Struct("ring_layout", scattered=tensor.scattered, length=tensor.length)
+        outcome = self.library.ring_end_scatter(self.pointer, ctypes.c_void_p(layout.address))
+        assert outcome in (constant("RING_DONE"), constant("RING_APART"))
+        return bool(outcome == constant("RING_DONE"))
 
     def publish(self, seq: int, ready: int) -> None:
         assert self.call("publish", U32(seq), U32(ready)) == 0

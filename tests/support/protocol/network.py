@@ -51,12 +51,17 @@ def config(
 
 @dataclass(frozen=True)
 class Collective:
-    """One all-reduce: the words that each rank contributes, ``(ranks, total, words of a
-    chunk)``.
+    """One collective: the words that each rank contributes, ``(ranks, total, words of a chunk)``.
+
+    An all-reduce; a reduce-scatter whose chunks before ``scattered`` are scattered; or an
+    all-gather whose chunks from ``gathered`` on are gathered.
     """
 
     seq: int
     inputs: Words
+    scattered: int = 0
+    gathered: int = 0
+    root: int = 0
 
     @property
     def total(self) -> int:
@@ -69,25 +74,55 @@ class Collective:
     @property
     def sums(self) -> Words:
         found: Words = self.inputs.sum(axis=0, dtype=np.uint64)
+        if self.gathered:
+            for chunk in range(self.gathered, self.total):
+                owner = self.root - 1 if self.root else chunk % len(self.inputs)
+                found[chunk] = self.inputs[owner, chunk]
         return found
+
+    def results(self, rank: int) -> list[int]:
+        """The chunks whose results a rank gets."""
+        ranks = len(self.inputs)
+        return [
+            chunk
+            for chunk in range(self.total)
+            if chunk >= self.scattered or (chunk - 1) % ranks == rank
+        ]
+
+
+PHASES = ("all-reduce", "reduce-scatter", "all-gather", "broadcast")
 
 
 def collectives(
-    ranks: int, totals: Sequence[int], *, after: int = 0, words: int = 8, seed: int = 0
+    ranks: int,
+    totals: Sequence[int],
+    *,
+    after: int = 0,
+    words: int = 8,
+    seed: int = 0,
+    phases: Sequence[str] = PHASES[:1],
 ) -> list[Collective]:
     """A sequence of collectives with random lanes of 32 bits and their checks; a single chunk may
     be shorter than a frame.
+
+    :param phases: Which they are, in turns. In a reduce-scatter and an all-gather, each rank has
+        as many of the chunks, and the last or the first one is all-reduced, like the status.
     """
     random = np.random.default_rng(seed)
     made = []
-    for total in totals:
-        after = seq_after(after)
+    for number, total in enumerate(totals):
+        after, phase = seq_after(after), phases[number % len(phases)]
+        blocks = max(1, total // ranks) * ranks
+        total = total if phase == "all-reduce" else blocks + 1
+        scattered = phase == "reduce-scatter" and blocks
+        gathered = phase in ("all-gather", "broadcast")
+        root = (number % ranks + 1) * (phase == "broadcast")
         shape = (ranks, total, words if total > 1 else BLOCK // 8)
         halves = random.integers(0, (1 << 32) // ranks, (*shape[:2], 2 * shape[2]), dtype=np.uint32)
         inputs = halves.view(np.uint64)
         for chunk in inputs.reshape(-1, shape[2]):
             chunk[-1] = weigh(chunk[:-1])
-        made.append(Collective(after, inputs))
+        made.append(Collective(after, inputs, int(scattered), int(gathered), root))
     return made
 
 
@@ -108,12 +143,23 @@ class Member:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has published all input but not received all results."""
-        return (
-            self.current is not None
-            and self.rank.ready == self.current.total
-            and not self.process.finished
-        )
+        """Whether it has published what it may but not received all results."""
+        if self.current is None or self.process.finished:
+            return False
+        first = self.current.scattered or self.current.gathered or self.current.total
+        return self.rank.ready in (first, self.current.total)
+
+    def _publishable(self, current: Collective) -> int:
+        """How many chunks may be published: the first part of a reduce-scatter or an all-gather,
+        until that is over.
+        """
+        if self.rank.ready < current.scattered or self.rank.ready < current.gathered:
+            return current.scattered or current.gathered
+        if self.rank.ready == current.scattered and not self.process.verify_scattered():
+            return current.scattered
+        if self.rank.ready == current.gathered and not self.process.met():
+            return current.gathered
+        return current.total
 
     def progressed(self) -> bool:
         """Whether something new has arrived since the last call."""
@@ -132,21 +178,27 @@ class Member:
                 self.current = self.todo.pop(0)
                 current = self.current
                 tag = current.seq & 0xFFFF
-                self.process.begin(current.seq, current.total, current.length, tag)
-        elif self.rank.ready < self.current.total:
-            ready = min(self.rank.ready + chunks, self.current.total)
+                self.process.begin(
+                    current.seq,
+                    current.total,
+                    current.length,
+                    tag,
+                    current.scattered,
+                    current.gathered,
+                    current.root,
+                )
+        elif self.rank.ready < (end := self._publishable(self.current)):
+            ready = min(self.rank.ready + chunks, end)
             for chunk in range(self.rank.ready, ready):
                 self.process.fill(chunk, self.current.inputs[self.rank.config.rank, chunk])
             self.process.publish(ready)
         elif self.process.finished and self.process.verify():
+            chosen = self.current.results(self.rank.config.rank)
             got = np.array(
-                [
-                    result[: self.current.length // 8]
-                    for result in self.rank.results[: self.current.total]
-                ]
+                [self.rank.results[chunk][: self.current.length // 8] for chunk in chosen]
             )
             if self.verified:
-                np.testing.assert_array_equal(got, self.current.sums)
+                np.testing.assert_array_equal(got, self.current.sums[chosen])
             self.current = None
 
 

@@ -9,7 +9,7 @@ does. Attempts, counters and times are left out, because no decision depends on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 from testbed.protocol.ring.liveness import (
@@ -170,7 +170,7 @@ class RankState(NamedTuple):
     ended: int = 0
     stored: int = 0
     verified: int = 1
-    tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
+    tensors: tuple[tuple[int, ...], ...] = ((0,) * 6,) * 2
     inputs: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     chunks: tuple[tuple[Any, ...], ...] = ()
@@ -783,7 +783,7 @@ def _freeze(here: RankState, rank: TinyRank, process: TinyProcess, **changes: An
         ended=rank.ended,
         stored=rank.stored,
         verified=rank.verified,
-        tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
+        tensors=tuple(astuple(tensor) for tensor in rank.tensors),
         inputs=tuple(rank.inputs),
         results=tuple(rank.results),
         chunks=tuple(

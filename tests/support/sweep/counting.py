@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from testbed.core.errors import CollectiveError
 from testbed.sweep import Cell, Ledger, Sweep, Trial, load_sweep, play
-from testbed.sweep.player import facts_of
+from testbed.sweep.player import Work, facts_of
 
 
 class Counting:
@@ -30,11 +31,17 @@ class Counting:
     def check(self, cell: Cell) -> None:
         pass
 
+    def simulated(self, cell: Cell) -> bool:
+        return True
+
     def content(self) -> Any:
         return "counting"
 
     def guess(self, cell: Cell) -> float:
         return float(cell.values["size"])
+
+    def work(self, trial: Trial) -> Work:
+        return partial(self.run, trial)
 
     def run(self, trial: Trial, folder: Path) -> None:
         assert list(folder.iterdir()) == []

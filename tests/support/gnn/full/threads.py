@@ -3,8 +3,9 @@ without a network.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -15,6 +16,7 @@ from testbed.exchange.interface import PHASES, Embeddings
 from testbed.gnn.full.channel import Channel, plan_exchanges
 from testbed.gnn.full.part import Part, make_part
 from testbed.gnn.full.train import FullTrainer
+from testbed.gnn.full.vertex_cut import VertexCut
 from testbed.gnn.graph import GraphData
 from testbed.gnn.options import ModelSpec, TrainingSpec
 from testbed.gnn.partition import Owners
@@ -95,10 +97,9 @@ def channel(
     ranks: Ranks, part: Part, model: ModelSpec, num_classes: int, cached: bool = False
 ) -> Channel:
     """Make a rank's channel over threads."""
-    planned = plan_exchanges(model, part.x.shape[1], num_classes, cached)
+    planned = plan_exchanges(model, part.x.shape[1], num_classes, cached, part.cut is not None)
     exchanges = {
-        slot: ThreadExchange(ranks, part.backward if slot.use == "backward" else part.forward, dim)
-        for slot, dim in planned.items()
+        slot: ThreadExchange(ranks, part.halo(slot.use), dim) for slot, dim in planned.items()
     }
     return Channel(ThreadBackend(ranks, part.rank), exchanges)  # type: ignore[arg-type]
 
@@ -110,14 +111,19 @@ def train(
     training: TrainingSpec,
     seed: int = 1,
     cached: bool = False,
+    cuts: Sequence[VertexCut] = (),
 ) -> tuple[list[FullTrainer], list[list[FullResult]]]:
     """Train with a thread per rank; one rank has no channel at all.
+
+    :param cuts: Each rank's, with a vertex cut.
 
     :returns: Each rank's trainer, and its results by epoch.
     """
     world = int(owners.max()) + 1
     ranks = Ranks(world)
     parts = [make_part(graph, owners, rank, world) for rank in range(world)]
+    if cuts:
+        parts = [replace(part, cut=cut) for part, cut in zip(parts, cuts, strict=True)]
     # One after another: torch's seed is global to the process, which ranks share here.
     trainers = [FullTrainer(part, graph.num_classes, model, training, seed) for part in parts]
     single = [Channel()] if world == 1 else None
