@@ -16,6 +16,7 @@ __all__ = ["register"]
 
 _OTHERS = (
     "timeout",
+    "connect_timeout",
     "affinity",
     "recovery",
     "reorder_threshold",

@@ -33,7 +33,7 @@ class Neighbours:
     :param spec: The group, as this rank sees it.
     :param buffer_bytes: Socket buffers of the data connections (doubled by the kernel, see
         socket(7)).
-    :raises CollectiveError: A neighbour did not connect within the timeout.
+    :raises CollectiveError: A neighbour did not connect within the group's ``connect_timeout``.
     """
 
     def __init__(self, spec: GroupSpec, buffer_bytes: int) -> None:

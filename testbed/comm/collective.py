@@ -65,8 +65,8 @@ class Collective(Closing, Generic[Spec]):
     def connect(self) -> None:
         """Connect to the other ranks; all ranks call it.
 
-        :raises CollectiveError: A rank did not connect within the group's timeout; the text names
-            it.
+        :raises CollectiveError: A rank did not connect within the group's ``connect_timeout``; the
+            text names it.
         """
 
     @abstractmethod

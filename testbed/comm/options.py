@@ -59,6 +59,14 @@ Window = Annotated[
 Timeout = Annotated[
     float, Field(gt=0, le=3600, description="seconds that a collective may go without an answer")
 ]
+ConnectTimeout = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=3600,
+        description="seconds that a rank waits for the others when a group opens",
+    ),
+]
 LanesOf = Annotated[
     Lanes, Field(description="integer type of a quantized value, of collectives in the kernel")
 ]
@@ -79,6 +87,7 @@ class GroupOptions(Table):
     lanes: LanesOf = "int32"
     window: Window = 8
     timeout: Timeout = 10.0
+    connect_timeout: ConnectTimeout = 60.0
     affinity: AffinityOf = "none"
 
 

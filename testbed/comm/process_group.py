@@ -35,9 +35,9 @@ def make_process_group(spec: GroupSpec, ifname: str) -> Any:
     The device is named explicitly, as with ``GLOO_SOCKET_IFNAME``; by default gloo uses the address
     to which the host's name resolves.
 
-    :raises CollectiveError: A rank did not connect within the timeout.
+    :raises CollectiveError: A rank did not connect within the group's ``connect_timeout``.
     """
-    timeout = datetime.timedelta(seconds=spec.timeout)
+    timeout = datetime.timedelta(seconds=spec.connect_timeout)
     path = Path(spec.rendezvous) / f"gloo-{spec.group_id}-{spec.cookie:016x}"
     store: Any = dist.FileStore(str(path), spec.size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)
@@ -49,9 +49,11 @@ def make_process_group(spec: GroupSpec, ifname: str) -> Any:
     device = dist.ProcessGroupGloo.create_device(interface=ifname)
     options._devices = [device]  # noqa: SLF001
     try:
-        return dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
+        group: Any = dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
     except RuntimeError as error:
         raise explain(error, spec, "could not meet the others") from error
+    group.set_timeout(datetime.timedelta(seconds=spec.timeout))
+    return group
 
 
 def explain(error: RuntimeError, spec: GroupSpec, what: str = "failed") -> CollectiveError:

@@ -40,7 +40,8 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
 
 class Rendezvous:
-    """One rank at the rendezvous of a group. Its deadline is the group's timeout, from now on.
+    """One rank at the rendezvous of a group. Its deadline is the group's ``connect_timeout``, from
+    now on.
 
     :param name: The backend's name, for errors and for handshakes, which have room for 8 letters.
     :param spec: The group, as this rank sees it.
@@ -59,7 +60,7 @@ class Rendezvous:
         patience: float | None = None,
     ) -> None:
         self.spec = spec
-        self.deadline = time.monotonic() + spec.timeout
+        self.deadline = time.monotonic() + spec.connect_timeout
         self._name = name
         self._buffer_bytes = buffer_bytes
         self._stack = stack
@@ -274,6 +275,6 @@ class _Meeting(Closing):
         ):
             if missing := sorted(set(others) - met.keys()):
                 return self._rendezvous.error(
-                    spec.members[missing[0][0]], f"did not {what} within {spec.timeout:g} s"
+                    spec.members[missing[0][0]], f"did not {what} within {spec.connect_timeout:g} s"
                 )
         raise AssertionError("nobody is missing")

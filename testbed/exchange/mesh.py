@@ -61,7 +61,8 @@ class Mesh(Closing):
     :param name: The exchange's, for errors.
     :param pull: Whether rows are requested by the numbers of their vertices, or sent unrequested.
     :param matrix: Shape (halo vertices, dim), C-contiguous: where the rows of others go.
-    :raises CollectiveError: A peer did not connect within the group's timeout; the text names it.
+    :raises CollectiveError: A peer did not connect within the group's ``connect_timeout``; the text
+        names it.
     """
 
     def __init__(self, name: str, spec: ExchangeSpec, pull: bool, matrix: Embeddings) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Group"]
 
-_GRACE = 10.0  # seconds for a worker to answer beyond the group's own timeout
+_GRACE = 10.0  # seconds for a worker to answer beyond the group's own timeouts
 
 
 class Group(Closing):
@@ -84,7 +84,8 @@ class Group(Closing):
             for name, spec in zip(self._names, self.specs, strict=True)
         }
         self._stack.callback(self._close_ranks)
-        Workers.of(fabric).call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
+        within = self.specs[0].connect_timeout + _GRACE
+        Workers.of(fabric).call_all(calls.open_group, arguments, timeout=within)
 
     def all_reduce(
         self, tensors: Sequence[Tensor], within: float = 60.0, op: str = "sum"

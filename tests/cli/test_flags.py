@@ -24,6 +24,7 @@ MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
         (SimulatedFabricOptions, CollectiveOptions),
         {
             "timeout",
+            "connect_timeout",
             "affinity",
             "recovery",
             "reorder_threshold",

@@ -82,7 +82,8 @@ class Port:
 
 
 def spec(ranks: int = 3, **options: Any) -> GroupSpec:
-    return make_groups(plan_fabric(hosts=ranks).hosts, group_id=1, **{"timeout": 0.05} | options)[0]
+    options = {"timeout": 0.05, "connect_timeout": 0.05} | options
+    return make_groups(plan_fabric(hosts=ranks).hosts, group_id=1, **options)[0]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,18 @@ def test_ranks_have_met_once_all_have_reported() -> None:
     )
     Recovery(port).meet()  # type: ignore[arg-type]
     assert [rank for rank, _ in port.probed] == [1, 2, 1, 2, 2]
+    assert port.control.verified == FIRST
+
+
+def test_a_rank_may_open_the_group_later_than_a_collective_may_be_silent() -> None:
+    here, nobody = Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)
+    port = Port(
+        spec(timeout=1.0, connect_timeout=60.0),
+        lambda waits: [nobody, here, here if waits > 10 else nobody],
+        [0, 1, 0],
+    )
+    seconds = count(step=5)
+    Recovery(port, lambda: float(next(seconds))).meet()  # type: ignore[arg-type]
     assert port.control.verified == FIRST
 
 

@@ -20,6 +20,7 @@ from tests.support.collectives.foreign_clients import (
     connect_clients,
     is_closed,
 )
+from tests.support.tiers import broad
 
 CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
 GROUP_IDS = iter(range(4095))
@@ -186,11 +187,12 @@ def test_all_ranks_name_the_one_that_left(size):
     assert errors == [expected, expected, None, expected, expected]
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize("size", broad([1 << 20, 1]))
 def test_all_ranks_name_the_one_that_is_silent(size):
-    others = threading.Semaphore(0)
+    others, entered = threading.Semaphore(0), threading.Barrier(4)
 
     def work(rank, backend):
+        entered.wait(30)
         if rank == 1:
             for _ in range(3):
                 others.acquire()
@@ -206,7 +208,7 @@ def test_all_ranks_name_the_one_that_is_silent(size):
 
 
 def test_a_rank_that_never_comes():
-    specs = make_specs(3, timeout=0.3)
+    specs = make_specs(3, connect_timeout=0.3)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(tcp_ring.TcpRing(CONTEXT, spec).connect) for spec in specs[:2]]
         errors = [str(future.exception()) for future in futures]
@@ -214,6 +216,10 @@ def test_a_rank_that_never_comes():
         "tcp-ring: rank 2 (h3) did not come within 0.3 s",
         "tcp-ring: rank 2 (h3) did not answer within 0.3 s",
     ]
+
+
+def test_ranks_meet_however_short_a_collective_may_be_silent():
+    assert on_all_ranks(make_specs(3, timeout=1e-3), lambda rank, backend: rank) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

@@ -72,7 +72,7 @@ class Handshakes:
 def lingers(port: Port, monkeypatch: pytest.MonkeyPatch) -> float:
     """How long a rank lingers, in seconds."""
     monkeypatch.setattr(recovery, "time", port)
-    Recovery(port).linger()
+    Recovery(port, TIMEOUT).linger()
     return port.now
 
 

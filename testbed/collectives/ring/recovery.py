@@ -127,17 +127,17 @@ class Recovery:
         """Wait until every rank of the group has attached its programs. This is the first sequence
         number, which reduces nothing.
 
-        :raises CollectiveError: Some ranks have not done so within the group's timeout; the text
-            names them.
+        :raises CollectiveError: Some ranks have not done so within the group's
+            ``connect_timeout``; the text names them.
         """
         port, spec = self.port, self.port.spec
-        clock = _AwakeClock(self._clock, spec.timeout)
+        clock = _AwakeClock(self._clock, spec.connect_timeout)
         port.process.begin(FIRST)
         while missing := absent(spec.rank, FIRST, port.maps.peers()):
-            if clock.now() > spec.timeout:
+            if clock.now() > spec.connect_timeout:
                 raise CollectiveError(
                     f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)}"
-                    f" within {spec.timeout:g} s: every member has to open the group"
+                    f" within {spec.connect_timeout:g} s: every member has to open the group"
                 )
             self._probe(missing)
             port.process.wait(NEVER, _PAUSE)

@@ -101,7 +101,8 @@ class Pinch(Exchange):
         self.port = port = PinchPort(
             Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers
         )
-        self._recovery = Recovery(port)
+        meeting = Recovery(port, group.connect_timeout)
+        self._recovery = Recovery(port, group.timeout)
         if self._plain:
             self._landings = Landings(
                 self.spec.halo,
@@ -118,7 +119,7 @@ class Pinch(Exchange):
         # Handshakes of other ranks may have arrived before this rank was open.
         port.kicks.send_handshakes(1)
         port.sending.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
-        self._recovery.wait()
+        meeting.wait()
         self._together = True
         self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
         if self.spec.exponent is not None:

@@ -25,19 +25,21 @@ _DOUBT = 1.5  # timeouts that a rank waits at most until it knows which ranks to
 class Recovery:
     """How one rank waits.
 
+    :param timeout: Seconds without progress after which it gives up.
+
     The kernels of other ranks acknowledge frames at once, so a round-trip timer (RFC 6298)
     determines when to ask about frames that this rank has sent. Frames of other ranks may take
     longer, because their processes compute first, so a rank asks for these only when an exchange
     takes longer than usual.
     """
 
-    def __init__(self, port: PinchPort) -> None:
-        self.port = port
+    def __init__(self, port: PinchPort, timeout: float) -> None:
+        self.port, self._timeout = port, timeout
         self.timer = RetransmissionTimer(
-            ceiling=min(RetransmissionTimer.ceiling, port.group.timeout / (2 * TRIES))
+            ceiling=min(RetransmissionTimer.ceiling, timeout / (2 * TRIES))
         )
         self._words = Words(
-            port.group.rank, [member.name for member in port.group.members], port.group.timeout
+            port.group.rank, [member.name for member in port.group.members], timeout
         )
         self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
         self._samples = self._rtt_sum = 0
@@ -53,7 +55,7 @@ class Recovery:
         """Wait until everything has arrived and is acknowledged (True), or the scale does not fit
         (False).
 
-        :raises CollectiveError: There was no progress for the group's timeout, or exchanges have
+        :raises CollectiveError: There was no progress for the timeout, or exchanges have
             ended; the text says why.
         """
         started, policy = time.monotonic(), Policy(self.port.seen())
@@ -94,11 +96,10 @@ class Recovery:
 
     def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
         """Is it time to give up, after `still` seconds without progress?"""
-        timeout = self.port.group.timeout
         return (
-            still > timeout
+            still > self._timeout
             and policy.has_asked
-            and (policy.is_sure(seen) or still > _DOUBT * timeout)
+            and (policy.is_sure(seen) or still > _DOUBT * self._timeout)
         )
 
     def linger(self) -> None:
@@ -108,7 +109,7 @@ class Recovery:
         it. It may have been stopped or cut off. If it has not come back by the timeout, it gives up
         itself.
         """
-        port, attempt, timeout = self.port, 0, self.port.group.timeout
+        port, attempt, timeout = self.port, 0, self._timeout
         deadline = time.monotonic() + (
             min(_TELL, timeout) if any(port.handshakes.ended) else timeout
         )
