@@ -102,7 +102,7 @@ def test_every_exchange_trains_like_one_process(tmp_path: Path) -> None:
 @pytest.mark.net
 def test_a_vertex_cut_trains_like_one_process(tmp_path: Path) -> None:
     exchange = {"backends": ["pinch"], "policy": "cvc"}
-    scenario = tiny(fabric={"hosts": 4}, exchange=exchange, training={"epochs": 3})
+    scenario = tiny(fabric={"hosts": 2}, exchange=exchange, training={"epochs": 2})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
     losses, _ = single_process(scenario)
     for backend in run.backends:

@@ -124,6 +124,7 @@ def test_emulated_trials_need_such_a_worker(tmp_path: Path, sweep: Sweep) -> Non
 
 
 @pytest.mark.net
+@pytest.mark.deep
 @pytest.mark.usefixtures("cache")
 def test_an_emulated_sweep_runs_on_a_worker(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SCENARIO.format(engine="emulation"))

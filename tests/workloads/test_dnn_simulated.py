@@ -211,6 +211,7 @@ def test_the_command_needs_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.net
+@pytest.mark.deep
 def test_both_engines_lose_and_repeat_the_same_frames_of_a_scenario(tmp_path: Path) -> None:
     tables = {
         "fabric": {"hosts": 4},
