@@ -31,7 +31,7 @@ int ring_link(struct xdp_md *ctx)
 	outcome = ring_on_frame(&w);
 	ring_note_life(&w);
 	if (ring_config.reorder_threshold)
-		ring_look_around(&w, outcome == RING_SEND);
+		w.nack_due = ring_look_around(ctx, w.progress, outcome == RING_SEND);
 	return ring_leave(&w, outcome, true);
 }
 
@@ -76,7 +76,7 @@ int ring_execute(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind != RING_DOORBELL) /* the copy of a frame that went on: a nack is due */
-		return ring_leave(&w, ring_send_due_nack(&w), false);
+		return ring_leave(&w, ring_send_due_nack(ctx, w.progress), false);
 	if (w.frame->flags & RING_FLAG_SPREAD && ring_config.cpus > 1) {
 		__u32 cpu = ring_count_up(&w, RING_SPREAD) % ring_config.cpus;
 

@@ -46,19 +46,22 @@ static __always_inline int ring_payload_fill(struct xdp_md *ctx, void *from, __u
 /* frame -> result, retransmit buffer or early-frame buffer. */
 static __always_inline int ring_payload_take(struct xdp_md *ctx, void *to, __u32 length)
 {
+	barrier_var(length);
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
 	return bpf_xdp_load_bytes(ctx, ring_payload_offset(length), to, length);
 }
 
 /* *sum = the words' sum */
-static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __u64 *sum)
+__noinline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 blocks = ring_blocks_of(length);
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
+	if (!sum)
+		return -1;
 	if (ring_is_jumbo(length))
 		return ring_jumbo(ctx, RING_NOTHING, length, sum);
 	RING_FOR_EACH_BLOCK(blocks)
@@ -75,8 +78,7 @@ static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __
 }
 
 /* frame += input of the chunk; *sum = the words' sum */
-static __always_inline int ring_payload_add(struct xdp_md *ctx, __u32 index, __u32 length,
-					    __u64 *sum)
+__noinline int ring_payload_add(struct xdp_md *ctx, __u32 index, __u32 length, __u64 *sum)
 {
 	const __u64 *input = bpf_map_lookup_elem(&ring_inputs, &index);
 	void *data_end = (void *)(long)ctx->data_end;
@@ -86,7 +88,7 @@ static __always_inline int ring_payload_add(struct xdp_md *ctx, __u32 index, __u
 
 	if (ring_is_jumbo(length))
 		return ring_jumbo(ctx, index, length, sum);
-	if (!input)
+	if (!input || !sum)
 		return -1;
 	RING_FOR_EACH_BLOCK(blocks)
 	{

@@ -89,10 +89,11 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 		/* The owner lacks the result, which was sent on from here. */
 		if (!ring_verify(w, &sum))
 			return RING_GONE;
-		return ring_too_soon(w) ? RING_GONE
-					: ring_send_result(w, ring_owner_of(w, seq, w->index),
-							   w->frame->round,
-							   w->chunk->before[RING_STAGE_RESULT]);
+		return ring_too_soon(w)
+			       ? RING_GONE
+			       : ring_send_result(w->ctx, w->progress,
+						  ring_owner_of(w, seq, w->index), w->frame->round,
+						  w->chunk->before[RING_STAGE_RESULT]);
 	}
 	if (seq != mine && seq != seq_after(mine))
 		return ring_drop(w, DROP_BAD_SEQ);
@@ -207,7 +208,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 	if (ring_too_soon(w))
 		return RING_GONE;
 	if (mine)
-		return ring_launch(w, round, true);
+		return ring_launch(w->ctx, w->progress, w->index, round, true);
 	if (ring_send_saved(w, round, &outcome))
 		return outcome;
 	w->chunk->resent_us = now_us();
@@ -225,7 +226,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 	if (ring_holds(w) && ring_is_verified(w, word_read(&w->chunk->result))) {
 		if (ring_too_soon(w))
 			return RING_GONE;
-		return ring_send_result(w, asker, w->frame->round + 1,
+		return ring_send_result(w->ctx, w->progress, asker, w->frame->round + 1,
 					asker == ring_rank_after(ring_config.rank)
 						? w->chunk->before[RING_STAGE_RESULT]
 						: RING_NOTHING);
@@ -260,7 +261,7 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 			return ring_drop(w, DROP_DUPLICATE);
 		if (ring_too_soon(w))
 			return RING_GONE;
-		return ring_send_result(w, asker, w->frame->round,
+		return ring_send_result(w->ctx, w->progress, asker, w->frame->round,
 					direct ? w->chunk->before[RING_STAGE_RESULT]
 					       : w->frame->prev);
 	}

@@ -79,18 +79,25 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 
 /* Turn the frame into the first hop of one of this rank's chunks, and store a chunk that is only
  * gathered as this rank's own result. `again`: the chunk has been launched before. */
-static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 round, bool again)
+__noinline int ring_launch(struct xdp_md *ctx, __u64 progress, __u32 index, __u8 round, int again)
 {
-	__u32 index = w->index, seq = seq_of(w->progress);
+	struct ring_work here = {}, *w = &here;
 	void *input = bpf_map_lookup_elem(&ring_inputs, &index);
-	struct ring_tensor *tensor = ring_tensor_of(w, seq);
-	bool gathered = ring_is_gathered(w, seq, index);
-	enum ring_stage stage = gathered ? RING_STAGE_RESULT : RING_STAGE_PARTIAL;
-	struct ring_chunk *chunk = w->chunk;
-	__u32 length = tensor->length;
+	__u32 seq = seq_of(progress), length;
+	struct ring_tensor *tensor;
+	struct ring_chunk *chunk;
+	enum ring_stage stage;
+	bool gathered;
 	__u64 sum;
 
-	if (!chunk || !input || !ring_resize(w, length))
+	if (!input || !ring_resume(w, ctx, progress, index))
+		return RING_GONE;
+	chunk = w->chunk;
+	tensor = ring_tensor_of(w, seq);
+	length = tensor->length;
+	gathered = ring_is_gathered(w, seq, index);
+	stage = gathered ? RING_STAGE_RESULT : RING_STAGE_PARTIAL;
+	if (!ring_resize(w, length))
 		return RING_GONE;
 	if (ring_payload_fill(w->ctx, input, length))
 		return ring_drop(w, DROP_BAD_LENGTH);
@@ -136,7 +143,7 @@ static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 		return RING_GONE;
 	if (ring_is_scattered(w, seq, w->index))
 		ring_count_stored(w);
-	return ring_launch(w, 0, false);
+	return ring_launch(w->ctx, w->progress, w->index, 0, false);
 }
 
 /* The frame is free: turn it into this rank's next chunk, if there is one. If the input of that
@@ -174,7 +181,7 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 			    ? ring_resent_lately(w)
 			    : ring_config.upstream || ring_too_soon(w))
 			return RING_GONE;
-		return ring_launch(w, reduced, true);
+		return ring_launch(w->ctx, w->progress, w->index, reduced, true);
 	}
 	if (seq_of(reduced) != seq_of(w->progress) || (__u8)reduced != round || round == 0xff ||
 	    !word_advance(&w->chunk->reduced, reduced, reduced + 1))
@@ -182,19 +189,28 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 	ring_count(w, RING_RESTARTED);
 	ring_count(w, RING_RESENT);
 	w->chunk->resent_us = now_us();
-	return ring_launch(w, round + 1, false);
+	return ring_launch(w->ctx, w->progress, w->index, round + 1, false);
 }
 
 /* Turn the frame into the result that this rank holds, for a rank that lacks it or that refused an
  * earlier round. `prev`: the predecessor of the lost frame.
  */
-static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, __u32 to, __u8 round,
-							  __u32 prev)
+__noinline int ring_send_result(struct xdp_md *ctx, __u64 progress, __u32 to, __u8 round,
+				__u32 prev)
 {
-	void *data = bpf_map_lookup_elem(&ring_results, &w->index);
-	__u32 length = w->length, seq = w->frame->seq;
-	__u64 result = word_read(&w->chunk->result), sum;
+	struct ring_frame *f = (void *)(long)ctx->data;
+	struct ring_work here = {}, *w = &here;
+	__u32 length, seq;
+	__u64 result, sum;
+	void *data;
 
+	if ((void *)(f + 1) > (void *)(long)ctx->data_end ||
+	    !ring_resume(w, ctx, progress, f->chunk))
+		return RING_GONE;
+	length = w->frame->length;
+	seq = w->frame->seq;
+	result = word_read(&w->chunk->result);
+	data = bpf_map_lookup_elem(&ring_results, &w->index);
 	if (!data || to >= ring_config.ranks || !ring_resize(w, length))
 		return RING_GONE;
 	barrier();
@@ -237,16 +253,18 @@ static __always_inline bool ring_is_lossy(struct ring_work *w, __u32 seq)
 
 /* Save the partial sum in the retransmit buffer, unless its slot holds one that may still be
  * needed. */
-static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
+__noinline int ring_save_partial(struct xdp_md *ctx, __u64 progress, __u32 index, __u32 length,
+				 __u64 sum)
 {
-	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress), other;
+	struct ring_work here = {}, *w = &here;
+	__u32 slot = ring_retransmit_slot(index), seq = seq_of(progress), other;
 	struct ring_retransmit *saved = bpf_map_lookup_elem(&ring_retransmit, &slot);
 	void *data = bpf_map_lookup_elem(&ring_retransmit_data, &slot);
-	__u64 mine = word_of(seq, w->index), owner;
+	__u64 mine = word_of(seq, index), owner;
 	struct ring_chunk *chunk;
 
-	if (!saved || !data)
-		return;
+	if (!saved || !data || !ring_resume(w, ctx, progress, index))
+		return 0;
 	owner = word_read(&saved->owner);
 	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
@@ -256,19 +274,20 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 		if (chunk && seq_of(word_read(&chunk->result)) != seq &&
 		    !ring_is_scattered(w, seq, other)) {
 			ring_count(w, RING_UNSAVED);
-			return;
+			return 0;
 		}
 	}
 	if (owner != mine && seq_is_before(seq, seq_of(owner)) && owner)
-		return;
+		return 0;
 	saved->valid = 0;
 	if (__sync_val_compare_and_swap(&saved->owner, owner, mine) != owner)
-		return;
-	if (ring_payload_take(w->ctx, data, w->length))
-		return;
+		return 0;
+	if (ring_payload_take(ctx, data, length))
+		return 0;
 	saved->sum = sum;
 	saved->round = (__u8)word_read(&w->chunk->reduced);
 	__sync_lock_test_and_set(&saved->valid, mine);
+	return 0;
 }
 
 /* Turn the frame into the partial sum from the retransmit buffer. False: the buffer does not have
@@ -407,7 +426,7 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		if (round)
 			ring_note_loss(w);
 		if (ring_config.upstream && ring_is_lossy(w, seq))
-			ring_save_partial(w, sum);
+			ring_save_partial(w->ctx, w->progress, w->index, w->length, sum);
 		if (!ring_reload(w))
 			return RING_GONE;
 		w->frame->hop += 1;

@@ -107,57 +107,69 @@ static __always_inline bool ring_nacked_lately(struct ring_work *w, const struct
 }
 
 /* A frame has arrived: has its predecessor? If not, note the loss and queue a nack. */
-static __always_inline void ring_look_back(struct ring_work *w)
+__noinline int ring_find_loss(__u64 progress, __u32 seq, __u32 prev, __u32 flags)
 {
-	__u32 seq = w->frame->seq, mine = seq_of(w->progress), prev = w->frame->prev, zero = 0;
+	struct ring_work here = {}, *w = &here;
+	__u32 mine = seq_of(progress), zero = 0;
 	__u32 index = prev >> RING_CHUNK_SHIFT;
 	enum ring_stage stage = prev & RING_STAGE_BIT;
 	struct ring_nack nack = { .item = prev };
 	struct ring_chunk *chunk;
 	struct ring_nacks *list;
 
-	if (w->frame->flags & RING_FLAG_EARLIER) {
+	if (flags & RING_FLAG_EARLIER) {
 		if (seq != seq_after(mine))
-			return;
+			return 0;
 		seq = mine;
 	}
 	if (prev == RING_NOTHING || index >= ring_config.chunks || seq_is_before(seq, mine))
-		return;
+		return 0;
+	if (!ring_recall(w))
+		return 0;
+	w->progress = progress;
 	nack.seq = seq;
 	chunk = bpf_map_lookup_elem(&ring_chunks, &index);
 	list = bpf_map_lookup_elem(&ring_nacks, &zero);
 	if (!chunk || !list || !ring_lacks(w, chunk, seq, prev >> RING_ROUND_SHIFT, stage))
-		return;
+		return 0;
 	if (stage == RING_STAGE_PARTIAL && ring_has_early(seq, index))
-		return;
+		return 0;
 	ring_note_loss(w);
 	if (chunk->lost[stage] == seq && ring_nacked_lately(w, chunk))
-		return; /* a second frame names it as its predecessor */
+		return 0; /* a second frame names it as its predecessor */
 	nack.due_us = now_us();
 	chunk->lost[stage] = seq;
 	chunk->nacked_us = nack.due_us;
 	ring_count(w, RING_LOST);
 	if (!ring_config.reorder_threshold || seq != mine || index >= (__u32)w->progress)
-		return;
+		return 0;
 	nack.due_frame = list->frames + ring_config.reorder_threshold;
 	ring_nack_put(&list->fresh, &nack);
+	return 0;
+}
+
+static __always_inline void ring_look_back(struct ring_work *w)
+{
+	ring_find_loss(w->progress, w->frame->seq, w->frame->prev, w->frame->flags);
 }
 
 /* Count an arrival, and see whether a nack is due. `goes_on`: the frame at hand does, so that a
  * copy of it would have to become the nack. A frame with fragments cannot be copied (the kernel's
  * xdpf_clone copies its linear part alone): then another frame has to do, or the process's timer.
  */
-static __always_inline void ring_look_around(struct ring_work *w, bool goes_on)
+__noinline int ring_look_around(struct xdp_md *ctx, __u64 progress, int goes_on)
 {
+	struct ring_work here = {}, *w = &here;
 	__u32 zero = 0;
 	struct ring_nacks *list = bpf_map_lookup_elem(&ring_nacks, &zero);
 
-	if (!list)
-		return;
+	if (!list || !ring_recall(w))
+		return false;
+	w->progress = progress;
 	list->frames += 1;
-	if (goes_on && ring_has_fragments(w->ctx))
-		return;
-	w->nack_due = ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
+	if (goes_on && ring_has_fragments(ctx))
+		return false;
+	return ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
 }
 
 /* Has the chunk of a nack been nacked lately, and not only found lost, which queued this nack? Then

@@ -164,14 +164,18 @@ static __always_inline enum ring_verdict ring_on_wr(struct ring_work *w, const s
 }
 
 /* Turn a spare frame into the nack that it was reserved for. */
-static __always_inline enum ring_verdict ring_send_due_nack(struct ring_work *w)
+__noinline int ring_send_due_nack(struct xdp_md *ctx, __u64 progress)
 {
+	struct ring_work here = {}, *w = &here;
 	__u32 zero = 0;
 	struct ring_nacks *list = bpf_map_lookup_elem(&ring_nacks, &zero);
 	struct ring_nack nack;
 
-	if (!list || !(ring_take_nack(w, list, &list->fresh, &nack) ||
-		       ring_take_nack(w, list, &list->again, &nack)))
+	w->ctx = ctx;
+	w->progress = progress;
+	if (!list || !ring_recall(w) ||
+	    !(ring_take_nack(w, list, &list->fresh, &nack) ||
+	      ring_take_nack(w, list, &list->again, &nack)))
 		return RING_GONE;
 	w->index = nack.item >> RING_CHUNK_SHIFT;
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
@@ -186,7 +190,7 @@ static __always_inline int ring_leave(struct ring_work *w, enum ring_verdict out
 	if (w->nack_due && outcome == RING_SEND)
 		return bpf_redirect_map(&ring_fan_nack, 0, BPF_F_BROADCAST);
 	if (w->nack_due)
-		outcome = ring_send_due_nack(w);
+		outcome = ring_send_due_nack(w->ctx, w->progress);
 	if (outcome != RING_SEND)
 		return XDP_DROP;
 	return by_link ? XDP_TX : bpf_redirect(ring_config.uplink, 0);

@@ -24,6 +24,17 @@ struct ring_work {
 	bool nack_due;	/* a nack is reserved for this frame */
 };
 
+/* Look up what a global function, which the verifier walks once for all of its callers, is not
+ * given. */
+static __always_inline bool ring_recall(struct ring_work *w)
+{
+	__u32 zero = 0;
+
+	w->control = bpf_map_lookup_elem(&ring_control, &zero);
+	w->counters = bpf_map_lookup_elem(&ring_counters, &zero);
+	return w->control && w->counters;
+}
+
 static __always_inline __u64 ring_count_up(struct ring_work *w, __u32 counter)
 {
 	return ++w->counters[counter];
@@ -170,6 +181,20 @@ static __always_inline bool ring_reload(struct ring_work *w)
 	return (void *)(w->frame + 1) <= (void *)(long)w->ctx->data_end;
 }
 
+/* Set up the work of a global function on the frame and a chunk. */
+static __always_inline bool ring_resume(struct ring_work *w, struct xdp_md *ctx, __u64 progress,
+					__u32 index)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+
+	w->ctx = ctx;
+	w->progress = progress;
+	w->index = index;
+	w->stream = bpf_map_lookup_elem(&ring_streams, &cpu);
+	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
+	return ring_recall(w) && w->chunk && ring_reload(w);
+}
+
 /* Make the frame as long as its headers and `length` bytes of payload. Its pointers must be looked
  * up again afterwards. A frame with fragments can be cut, but cannot grow. */
 static __always_inline bool ring_resize(struct ring_work *w, __u32 length)
@@ -223,12 +248,14 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 
 /* Address the frame. All its fields but the seal, and its payload, are in place; `sum` is that of
  * the payload. */
-static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length,
-						   __u64 sum)
+__noinline int ring_seal(struct xdp_md *ctx, __u32 to, __u32 length, __u64 sum)
 {
-	__u32 bytes = ring_payload_offset(length) + length;
-	struct ring_frame *f = w->frame;
+	__u32 bytes = ring_payload_offset(length) + length, zero = 0;
+	struct ring_frame *f = (void *)(long)ctx->data;
+	__u64 *counters = bpf_map_lookup_elem(&ring_counters, &zero);
 
+	if (!counters || (void *)(f + 1) > (void *)(long)ctx->data_end)
+		return RING_GONE;
 	to &= RING_MAX_RANKS - 1;
 	/* clang would omit the mask where it knows the bound from a check that the verifier does
 	 * not connect with this register */
@@ -240,9 +267,15 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	f->length = length;
 	f->stream = bpf_get_smp_processor_id();
 	f->checksum = sum + frame_seal(f);
-	ring_count(w, RING_SENT);
-	w->counters[RING_SENT_BYTES] += bytes;
+	counters[RING_SENT] += 1;
+	counters[RING_SENT_BYTES] += bytes;
 	return RING_SEND;
+}
+
+static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length,
+						   __u64 sum)
+{
+	return ring_seal(w->ctx, to, length, sum);
 }
 
 /* The sum that the payload must have, given the checksum and the header's seal. */

@@ -98,7 +98,10 @@ class Engine(Closing):
             shared = (
                 context.get(SwitchProgram).program.maps if hook == "xdp" else {"flooding": flooding}
             )
-            self._object = stack.enter_context(BpfObject("impair", max_entries=sizes, reuse=shared))
+            self._program = f"impair_{hook}"
+            self._object = stack.enter_context(
+                BpfObject("impair", max_entries=sizes, reuse=shared, programs=[self._program])
+            )
             self._maps = self._object.maps
             self._fill(trace)
             if hook == "tc":
@@ -200,11 +203,11 @@ class Engine(Closing):
             if hook == "xdp":
                 attached = self._context.get(SwitchProgram)
                 link = attached.links[host.port]
-                link.update(self._object.programs["impair_xdp"])
+                link.update(self._object.programs[self._program])
                 stack.callback(link.update, attached.program.programs["l2_switch"])
             else:
                 ifindex = socket.if_nametoindex(plan.ifname(host.port))
-                stack.enter_context(self._object.programs["impair_tc"].attach_tc_ingress(ifindex))
+                stack.enter_context(self._object.programs[self._program].attach_tc_ingress(ifindex))
 
 
 def attach(

@@ -135,6 +135,7 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_program__section_name": (c_char_p, [c_void_p]),
     "bpf_program__type": (c_int, [c_void_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
+    "bpf_program__set_autoload": (c_int, [c_void_p, c_bool]),
     "bpf_map_create": (
         c_int,
         [c_int, c_char_p, c_uint32, c_uint32, c_uint32, POINTER(MapCreateOpts)],

@@ -4,7 +4,7 @@ maps and programs by name.
 
 import ctypes
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, SupportsBytes
@@ -71,6 +71,8 @@ class BpfObject(Closing):
         example as one `Struct`. The verifier knows their values, so loops over them are bounded and
         dead branches are removed.
     :param constants: Values of constants and other initialized variables, by name.
+    :param programs: Names of the programs to load, for the verifier takes its time; all of them,
+        if not given.
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
     :param reuse: Maps of other objects to use instead of new ones, by name.
@@ -85,6 +87,7 @@ class BpfObject(Closing):
         value_sizes: Mapping[str, int] | None = None,
         reuse: Mapping[str, Map] | None = None,
         constants: Mapping[str, Any] | None = None,
+        programs: Collection[str] | None = None,
     ) -> None:
         self._path = path = name if isinstance(name, Path) else compile_bpf(name)
         self.name = name = path.name.removesuffix(".bpf.o")
@@ -113,12 +116,15 @@ class BpfObject(Closing):
                 self._constants(maps, bytes(rodata))
             for key, value in (constants or {}).items():
                 self._initialize(maps, key, value)
+            handles = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
+            wanted = {key: self._find(handles, key, "program") for key in programs or handles}
+            for key in handles.keys() - wanted.keys():
+                lib.bpf_program__set_autoload(handles[key], False)
             with timed(logger, logging.DEBUG, "loaded %s", path):
                 check(lib.bpf_object__load(self._handle), f"load {name}", log)
             self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
-            programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
             self.programs = {
-                key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()
+                key: Program(key, lib.bpf_program__fd(handle)) for key, handle in wanted.items()
             }
         except BaseException:
             self.close()
@@ -152,10 +158,11 @@ class BpfObject(Closing):
             handles[name[name.index(".") :] if "." in name else name] = handle
         return handles
 
-    def _find(self, maps: Mapping[str, int], key: str) -> int:
-        if key not in maps:
-            raise KernelError(f"{self.name} has no map {key!r}: it has {', '.join(sorted(maps))}")
-        return maps[key]
+    def _find(self, handles: Mapping[str, int], key: str, what: str = "map") -> int:
+        if key not in handles:
+            known = ", ".join(sorted(handles))
+            raise KernelError(f"{self.name} has no {what} {key!r}: it has {known}")
+        return handles[key]
 
     def _size(
         self,

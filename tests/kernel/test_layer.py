@@ -201,6 +201,15 @@ def test_maps_are_sized_and_shared(sources) -> None:
 def test_unknown_names_are_refused(sources) -> None:
     with pytest.raises(KernelError, match=r"sample has no map 'memroy': it has .*memory"):
         open_sample(max_entries={"memroy": 3})
+    with pytest.raises(KernelError, match=r"sample has no program 'verdcit': it has .*verdict"):
+        open_sample(programs=["verdcit"])
+
+
+@pytest.mark.kernel
+def test_only_the_chosen_programs_are_loaded() -> None:
+    with BpfObject("probe", programs=["probe_pass"]) as probe:
+        assert [*probe.programs] == ["probe_pass"]
+        assert probe.programs["probe_pass"].test_run(bytes(64)).verdict == XDP_PASS
 
 
 @pytest.mark.kernel
