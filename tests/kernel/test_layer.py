@@ -209,7 +209,7 @@ def test_unknown_names_are_refused(sources) -> None:
 def test_only_the_chosen_programs_are_loaded() -> None:
     with BpfObject("probe", programs=["probe_pass"]) as probe:
         assert [*probe.programs] == ["probe_pass"]
-        assert probe.programs["probe_pass"].test_run(bytes(64)).verdict == XDP_PASS
+        assert probe.programs["probe_pass"].test_run(bytes(64)).retval == XDP_PASS
 
 
 @pytest.mark.kernel
