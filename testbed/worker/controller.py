@@ -406,9 +406,14 @@ class Workers(Mapping[str, Worker], Stacked):
         return messages
 
     def _stop(self) -> None:
-        for worker in self._workers.values():
-            worker.stop()
-        deadline = time.monotonic() + STOP_TIMEOUT
-        for worker in self._workers.values():
-            worker.close(deadline)
+        """Stop switches last: ranks that part wait for frames of each other."""
+        for names in (
+            [name for name in self._workers if name not in self.fabric.switches],
+            [name for name in self._workers if name in self.fabric.switches],
+        ):
+            for name in names:
+                self._workers[name].stop()
+            deadline = time.monotonic() + STOP_TIMEOUT
+            for name in names:
+                self._workers[name].close(deadline)
         self._workers.clear()
