@@ -48,6 +48,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a module that has no test of the tier which ``-m "TIER and ..."`` asks for:
+    importing all of them takes each worker ten seconds.
+    """
+    tier, conjunction, rest = config.getoption("markexpr").partition(" and ")
+    if tier not in (*TIERS, "alone") or not conjunction or " or " in rest:
+        return None
+    if collection_path.suffix != ".py" or f"mark.{tier}" in collection_path.read_text():
+        return None
+    return collection_path.name.startswith("test_") or None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report how many states explorations have visited, and how mutants were detected."""
     for report in terminalreporter.getreports("passed"):

@@ -89,6 +89,22 @@ def test_without_root(require: str, outcome: str, tmp_path: Path) -> None:
     assert done.returncode == (1 if require else 0)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("tier", ["kernel", "net", "vm", "alone"])
+def test_modules_that_are_not_imported_have_no_tests_of_a_tier(tier: str) -> None:
+    collected = {
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q", "-m", expression],
+            cwd=TESTS.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.partition("\n\n")[0]
+        for expression in (f"{tier} and {tier}", tier)
+    }
+    assert len(collected) == 1
+
+
 def test_unknown_requirement(tmp_path: Path) -> None:
     done = suite(NEEDY, tmp_path, "kernle")
     assert "TESTBED_REQUIRE: unknown kernle; allowed: kernel, net, vm, root, BTF, " in done.stderr

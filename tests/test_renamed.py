@@ -2,7 +2,6 @@
 can be named.
 """
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from testbed.core.errors import SpecError
 from testbed.core.renamed import RENAMED, renamed
 from testbed.core.tables import Table, checked, path_of
 from testbed.scenario import parse_scenario
-from tests.support.testing.helpers import TESTBED, run_pytest
+from tests.support.command import call_testbed
+from tests.support.testing.helpers import run_pytest
 
 
 class Knobs(Table):
@@ -54,12 +54,7 @@ def test_scenarios() -> None:
 
 @pytest.mark.parametrize("verb", ["allreduce", "faults"])
 def test_flags(verb: str) -> None:
-    done = subprocess.run(
-        [TESTBED, "bench", verb, "--transports", "gloo"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call_testbed("bench", verb, "--transports", "gloo")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: unknown option --transports: renamed to --backends\n"
 

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import SAGEConv
 
 from testbed.gnn.options import ModelSpec
 from testbed.gnn.sampling import Block, Sampler
@@ -26,6 +25,8 @@ class Sage(nn.Module):
     """
 
     def __init__(self, spec: ModelSpec, feature_dim: int, num_classes: int) -> None:
+        from torch_geometric.nn import SAGEConv  # takes seconds
+
         super().__init__()
         self.layers = nn.ModuleList(
             SAGEConv(a, b) for a, b in pairwise(spec.widths(feature_dim, num_classes))

@@ -75,27 +75,29 @@ def test_report_mentions_events_that_never_happened(make_run: RunMaker) -> None:
 
 @pytest.mark.parametrize(
     ("faults", "offload", "header", "caption"),
-    [
-        ((), "on", "offloads on for sockets,", "with offloads on, one may carry up to 64 KiB."),
-        (
-            ("link-down host=h3 at=20ms for=50ms",),
-            "on",
-            "offloads on for sockets,",
-            "one may carry up to 64 KiB.",
-        ),
-        (
-            (),
-            "off",
-            "offloads off for sockets,",
-            "with segmentation offloads off, each is a frame.",
-        ),
-        (
-            ("drop p=0.01",),
-            "on",
-            "segmentation offloads off for sockets,",
-            "with segmentation offloads off, each is a frame.",
-        ),
-    ],
+    broad(
+        [
+            ((), "on", "offloads on for sockets,", "with offloads on, one may carry up to 64 KiB."),
+            (
+                ("link-down host=h3 at=20ms for=50ms",),
+                "on",
+                "offloads on for sockets,",
+                "one may carry up to 64 KiB.",
+            ),
+            (
+                (),
+                "off",
+                "offloads off for sockets,",
+                "with segmentation offloads off, each is a frame.",
+            ),
+            (
+                ("drop p=0.01",),
+                "on",
+                "segmentation offloads off for sockets,",
+                "with segmentation offloads off, each is a frame.",
+            ),
+        ]
+    ),
 )
 def test_report_gives_the_offloads_of_the_run(
     make_run: RunMaker, faults: tuple[str, ...], offload: str, header: str, caption: str

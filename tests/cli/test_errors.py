@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import call_testbed
 from tests.support.tiers import broad
 
 PROGRAM = [sys.executable, "-c"]
@@ -45,14 +46,17 @@ def act(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [
-        ("TestbedError", 1),
-        ("SpecError", 2),
-        ("StorageError", 1),
-        ("KernelError", 1),
-        ("FabricError", 1),
-        ("CollectiveError", 1),
-    ],
+    broad(
+        [
+            ("TestbedError", 1),
+            ("SpecError", 2),
+            ("StorageError", 1),
+            ("KernelError", 1),
+            ("FabricError", 1),
+            ("CollectiveError", 1),
+        ],
+        2,
+    ),
 )
 def test_testbed_error_is_one_line(error: str, status: int) -> None:
     done = act(f"print('half'); raise errors.{error}('hosts: 0 is not allowed: 1 to 32')")
@@ -134,7 +138,7 @@ def test_verbose_before_and_after_the_verb() -> None:
     ],
 )
 def test_usage_is_one_line(arguments: list[str], text: str) -> None:
-    done = invoke(*arguments)
+    done = call_testbed(*arguments)
     assert (done.stdout, done.stderr, done.returncode) == ("", f"error: {text}\n", 2)
 
 
@@ -216,7 +220,7 @@ main()
 
 
 def test_benches_have_examples() -> None:
-    shown = " ".join(invoke("bench", "--help").stdout.split())
+    shown = " ".join(call_testbed("bench", "--help").stdout.split())
     assert "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4" in shown
     assert "testbed bench faults --loss 0.1,1,5 --size 1M" in shown
 

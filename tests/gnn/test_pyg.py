@@ -2,19 +2,23 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, InMemoryDataset
 
 from testbed.core.errors import SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.pyg import PygSpec, pyg_graph
 
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
-def graph(**changed: Any) -> Data:
+
+def graph(**changed: Any) -> "Data":
+    from torch_geometric.data import Data  # takes seconds
+
     masks = {
         f"{name}_mask": torch.tensor([vertex == at for vertex in range(4)])
         for at, name in enumerate(("train", "val", "test"))
@@ -29,7 +33,9 @@ def graph(**changed: Any) -> Data:
     return Data(**{name: value for name, value in values.items() if value is not None})
 
 
-def saved(folder: Path, *graphs: Data) -> PygSpec:
+def saved(folder: Path, *graphs: "Data") -> PygSpec:
+    from torch_geometric.data import InMemoryDataset
+
     (folder / "processed").mkdir()
     InMemoryDataset.save(list(graphs), str(folder / "processed" / "data.pt"))
     return PygSpec(name="pyg", path=str(folder))
@@ -102,6 +108,8 @@ class Attack:
 
 
 def test_a_file_that_would_execute_something_is_refused(tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
     file = tmp_path / "data.pt"
     torch.save(({"x": Attack(tmp_path / "trace")}, None, Data), file)
     with pytest.raises(SpecError, match=r"other than tensors \(posix\.mkdir\), which reading it"):

@@ -7,6 +7,7 @@ from testbed.plan import SimulatedFabricOptions
 from testbed.protocol.wire import offset_of
 from testbed.sim.presets import PRESETS
 from testbed.sim.train_ring import TrainRing
+from tests.support.tiers import broad
 
 LATENCY = 5.6e-6
 """Seconds of a hop besides its frames' service, from 1,024 hosts with 25 Gb/s links."""
@@ -22,7 +23,7 @@ def seconds(ring: TrainRing, ranks: int) -> float:
 
 
 @pytest.mark.parametrize("hardware", ["10g", "25g"])
-@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("ranks", broad([8, 64]))
 def test_the_formula_of_the_ring_s_time(ranks: int, hardware: str) -> None:
     plan = SimulatedFabricOptions(hosts=ranks).plan()
     options = CollectiveOptions(lanes="int32", window=64, segment=0)

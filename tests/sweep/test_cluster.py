@@ -69,6 +69,7 @@ def run(sweep: Sweep, player: Player, out: Path, place: Place | None = None) -> 
     return ledger
 
 
+@pytest.mark.deep
 def test_workers_have_the_results_of_one_process(tmp_path: Path, cluster: Cluster) -> None:
     (tmp_path / "small.toml").write_text(SCENARIO.format(engine="simulation"))
     frames = []
@@ -97,6 +98,7 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path, sweep: Sweep, cluster: Cl
     assert len(frame) == 12
 
 
+@pytest.mark.deep
 def test_emulated_trials_are_for_workers_with_the_resource(tmp_path: Path, sweep: Sweep) -> None:
     player = Watched(tmp_path / "log", emulated=["up"])
     with workers({}, {"testbed": 1}) as address, Cluster(scheduler=address) as place:
@@ -140,6 +142,7 @@ def test_an_emulated_sweep_runs_on_a_worker(tmp_path: Path) -> None:
     assert set(frame["cell"]) == {0}
 
 
+@pytest.mark.deep
 def test_trials_that_always_kill_their_worker_fail(tmp_path: Path, cluster: Cluster) -> None:
     path = tmp_path / "one.toml"
     path.write_text(SWEEP.replace("[1, 2, 3]", "[7]").replace("trials = 2", "trials = 1"))

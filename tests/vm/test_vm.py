@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.vm import SERIES, VmDied, VmTimeout, find_image, run_in_vm
+from tests.support.command import call_testbed
 from tests.support.waiting import wait_until
 
 NEWEST = SERIES[0]
@@ -130,9 +131,7 @@ def test_tests_for_guests_pass():
     ],
 )
 def test_bad_input(arguments, said):
-    done = subprocess.run(
-        [*TESTBED, "vm", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = call_testbed("vm", *arguments)
     assert done.returncode != 0
     assert not done.stdout
     assert done.stderr.startswith(said)

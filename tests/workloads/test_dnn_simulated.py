@@ -111,7 +111,7 @@ def test_results_have_the_schema_of_an_emulated_run(tmp_path: Path) -> None:
 
 
 def test_faults_are_those_of_the_seed(tmp_path: Path) -> None:
-    made = scenario(faults=["drop p=0.02 kind=reduce,result"], lanes="int16", timeout=30.0)
+    made = scenario(2, ["drop p=0.02 kind=reduce,result"], lanes="int16", timeout=30.0)
     one, same = (run(made, tmp_path / name) for name in ("one", "same"))
     pd.testing.assert_frame_equal(one.frame, same.frame)
     logs = [pd.read_parquet(each.path / "faults.parquet") for each in (one, same)]

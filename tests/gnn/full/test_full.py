@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
-from torch_geometric.nn import GCNConv, SAGEConv
 
 from testbed.core.errors import TestbedError
 from testbed.gnn.full.channel import Channel, Slot, plan_exchanges
@@ -46,6 +45,8 @@ class Geometric(torch.nn.Module):
     """
 
     def __init__(self, full: FullModel, spec: ModelSpec) -> None:
+        from torch_geometric.nn import GCNConv, SAGEConv  # takes seconds
+
         super().__init__()
         self.full = full
         self.layers = torch.nn.ModuleList()

@@ -28,6 +28,7 @@ from testbed.gnn.streaming.policies import HUB
 from testbed.gnn.streaming.registry import POLICIES
 from tests.support.gnn.graphs import directed
 from tests.support.gnn.streams import edges_of, global_edges, write_npz
+from tests.support.tiers import broad
 
 NAMES = sorted(set(POLICIES.own))
 HERE = "tests.support.gnn.streams"
@@ -89,7 +90,7 @@ def test_the_graph_has_hubs_and_they_matter(tmp_path: Path) -> None:
         assert content(tmp_path / edge_cut) != content(tmp_path / hybrid)
 
 
-@pytest.mark.parametrize("name", ["eec", "hivc", "cvc", "fec", "svc"])
+@pytest.mark.parametrize("name", broad(["svc", "eec", "hivc", "cvc", "fec"], 2))
 def test_batches_and_files_change_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +241,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert 16 << 20 < max(each["peak_memory_bytes"] for each in found) <= 64 << 20
 
 
-@pytest.mark.parametrize("name", ["hash", "cvc", "svc"])
+@pytest.mark.parametrize("name", broad(["cvc", "hash", "svc"]))
 def test_more_parts_than_bits_of_a_word(name: str, tmp_path: Path) -> None:
     found = run(Rmat(10), tmp_path / "out", policy=name, parts=130)
     assert len(edges_of(tmp_path / "out")) == 16 << 10
