@@ -64,7 +64,7 @@ define run-tests
 	$(PYTHON) -m tests.tier && exit $$status
 endef
 
-test: setup  ## lint, types, and quick tests on real networks: eleven minutes
+test: setup  ## lint, types, and quick tests on real networks: ten minutes
 	$(call run-tests,$(QUICK))
 
 test-all: setup  ## all tests that this machine can run

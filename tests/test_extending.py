@@ -107,6 +107,7 @@ def test_its_names_are_listed_with_their_origin(elsewhere: Command) -> None:
     assert "chain       elsewhere 1.2  Switches in a row, each with one host\n" in done.stdout
 
 
+@pytest.mark.deep
 def test_a_kind_that_does_not_exist(elsewhere: Command) -> None:
     done = elsewhere(*PROGRAM, "list", "switches")
     assert (done.returncode, done.stdout) == (2, "")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from testbed.faults.rule_table import NO_RULES, compile_rules
 from testbed.faults.spec import format_fault, rules_of
-from testbed.results import FaultLog, RunFolder, Table, environment
+from testbed.host.machine import describe
+from testbed.results import FaultLog, RunFolder, Table
 from testbed.run.faults import frame_columns
 from testbed.run.manifest import Output, facts, manifested
 from testbed.run.progress import Display
@@ -44,7 +45,7 @@ def simulate_into(
         **facts(scenario, plan, command),
         **simulation.facts(),
         "hardware": {"name": named, "source": hardware.source},
-        **environment(),
+        **describe(),  # but not what the doctor finds: nothing here uses it
     }
     wanted = Wanted(
         plan,

@@ -16,6 +16,7 @@ from testbed.faults.quantiles import STEPS, quantiles
 from testbed.faults.rule_table import Action, compile_rules
 from testbed.plan import plan_fabric
 from tests.support.rules import parse_rule
+from tests.support.tiers import broad
 
 PLAN = plan_fabric(hosts=4)
 LENGTH = 1514
@@ -40,7 +41,7 @@ def test_mix_is_splitmix64s():
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@pytest.mark.parametrize("p", [0.001, 0.01, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("p", broad([0.01, 0.001, 0.1, 0.5, 0.99]))
 def test_rules_fire_with_their_probability(p):
     rules = table(f"drop p={p}")
     assert near(sum(verdict.drop for verdict in stream(rules, 20_000)), p, 20_000)
@@ -171,7 +172,7 @@ def test_quantiles_ascend(delay, jitter, distribution):
 
 @pytest.mark.parametrize(
     ("enter", "leave", "p"),
-    [(0.05, 0.25, 1.0), (0.01, 0.1, 1.0), (0.02, 0.2, 0.5), (0.5, 0.5, 1.0)],
+    broad([(0.02, 0.2, 0.5), (0.05, 0.25, 1.0), (0.01, 0.1, 1.0), (0.5, 0.5, 1.0)]),
 )
 def test_bursts_are_gilbert_and_elliotts(enter, leave, p):
     """The share of losses and, for total loss, the mean length of bursts: 1 / leave."""

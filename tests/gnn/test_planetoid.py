@@ -4,8 +4,6 @@ next to the checkout or the one named by TESTBED_PLANETOID.
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from scipy.sparse import csr_matrix
 
 from testbed.core.errors import SpecError
 from testbed.gnn.planetoid import PlanetoidSpec, planetoid_graph
+from tests.support.command import call_testbed
 from tests.support.gnn import python2
 from tests.support.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
 
@@ -188,25 +187,16 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         planetoid_graph(spec)
 
 
-def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
+def test_the_command_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, allx=b"cos\nsystem\n.")
     scenario = tmp_path / "s.toml"
     scenario.write_text(
         f'[scenario]\nname = "s"\n[dataset]\nname = "planetoid"\npath = "{tmp_path}"\ngraph ='
         ' "CiteSeer"\n'
     )
-    source = f"""
-from pathlib import Path
-from testbed.host import rights
-rights.require_root = lambda: None  # who reads a graph needs no rights
-import sys
-sys.argv = ["testbed", "run", {str(scenario)!r}, "--out", {str(tmp_path / "out")!r}]
-from testbed.cli import main
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=False
-    )
+    # who reads a graph needs no rights
+    monkeypatch.setattr("testbed.host.rights.require_root", lambda: None)
+    done = call_testbed("run", str(scenario), "--out", str(tmp_path / "out"))
     assert done.returncode == 2
     assert (
         done.stderr.splitlines()[-1]

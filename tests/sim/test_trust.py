@@ -96,8 +96,8 @@ def test_both_engines_lose_and_repeat_the_same_frames(
         np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("recovery", ["upstream", "origin"])
-@pytest.mark.parametrize("ranks", [2, 3, 6])
+@pytest.mark.parametrize("recovery", broad(["upstream", "origin"]))
+@pytest.mark.parametrize("ranks", broad([3, 2, 6]))
 def test_no_speed_of_hosts_and_links_changes_them(ranks: int, recovery: str) -> None:
     plan, options = plan_fabric("star", ranks), options_of(recovery)
     traces = [
