@@ -46,6 +46,7 @@ static __always_inline int ring_payload_fill(struct xdp_md *ctx, void *from, __u
 /* frame -> result, retransmit buffer or early-frame buffer. */
 static __always_inline int ring_payload_take(struct xdp_md *ctx, void *to, __u32 length)
 {
+	/* for the verifier: clang may test a copy of the length, whose bounds do not count here */
 	barrier_var(length);
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
@@ -60,7 +61,7 @@ __noinline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __u64 *sum)
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	if (!sum)
+	if (!sum) /* for the verifier */
 		return -1;
 	if (ring_is_jumbo(length))
 		return ring_jumbo(ctx, RING_NOTHING, length, sum);
@@ -88,7 +89,7 @@ __noinline int ring_payload_add(struct xdp_md *ctx, __u32 index, __u32 length, _
 
 	if (ring_is_jumbo(length))
 		return ring_jumbo(ctx, index, length, sum);
-	if (!input || !sum)
+	if (!input || !sum) /* the latter for the verifier */
 		return -1;
 	RING_FOR_EACH_BLOCK(blocks)
 	{

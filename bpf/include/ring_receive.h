@@ -355,14 +355,12 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 /* The first checks on every frame, before any field is used as an index. */
 static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 {
-	__u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	__u32 cpu = bpf_get_smp_processor_id();
 
 	w->ctx = ctx;
 	w->frame = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-	w->control = bpf_map_lookup_elem(&ring_control, &zero);
-	w->counters = bpf_map_lookup_elem(&ring_counters, &zero);
 	w->stream = bpf_map_lookup_elem(&ring_streams, &cpu);
-	if (!w->frame || !w->control || !w->counters)
+	if (!ring_recall(w) || !w->frame)
 		return false;
 	if (w->frame->cookie != ring_config.cookie || w->frame->version != RING_VERSION ||
 	    w->frame->group != ring_config.group) {

@@ -24,8 +24,8 @@ struct ring_work {
 	bool nack_due;	/* a nack is reserved for this frame */
 };
 
-/* Look up what a global function, which the verifier walks once for all of its callers, is not
- * given. */
+/* Look up the memory that all work needs. A global function, which the verifier walks once for all
+ * of its callers, cannot be given pointers to it in a structure. */
 static __always_inline bool ring_recall(struct ring_work *w)
 {
 	__u32 zero = 0;

@@ -71,8 +71,8 @@ class BpfObject(Closing):
         example as one `Struct`. The verifier knows their values, so loops over them are bounded and
         dead branches are removed.
     :param constants: Values of constants and other initialized variables, by name.
-    :param programs: Names of the programs to load, for the verifier takes its time; all of them,
-        if not given.
+    :param programs: Names of the programs to load; all, if not given. The verifier takes its time
+        for each.
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
     :param reuse: Maps of other objects to use instead of new ones, by name.
