@@ -50,12 +50,12 @@ def tier(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def run_suite(folder: Path, source: str, name: str = "net") -> "subprocess.CompletedProcess[str]":
-    """Run a suite as a tier, with two workers."""
+def run_suite(folder: Path, source: str, workers: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Run a suite as the tier ``net``."""
     suite = folder / "test_suite.py"
     suite.write_text(source)
-    options = ["-n", "2", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
-    return tier(folder, name, *options, str(suite))
+    options = ["-n", str(workers), "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    return tier(folder, "net", *options, str(suite))
 
 
 def test_a_test_that_fails_once_is_flaky_and_passes(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_four_flaky_tests_of_one_tier_fail_the_run_at_once(tmp_path: Path) -> None:
-    done = run_suite(tmp_path, SUITE.format(failures=[1], tests=4))
+    done = run_suite(tmp_path, SUITE.format(failures=[1], tests=4), workers=2)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "no test is run once more: 4 tests failed, and at most 3 may be flaky" in done.stdout
     assert {path.read_text() for path in tmp_path.glob("runs-*")} == {"x"}
@@ -109,7 +109,7 @@ def test_four_flaky_tests_of_several_tiers_fail_the_run_at_its_end(tmp_path: Pat
 
 
 def test_a_worker_that_dies_fails_the_run(tmp_path: Path) -> None:
-    done = run_suite(tmp_path, DEADLY)
+    done = run_suite(tmp_path, DEADLY, workers=2)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "no test is run once more: a worker died" in done.stdout
 

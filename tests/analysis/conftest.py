@@ -1,11 +1,13 @@
 """A run's folder with invented, known numbers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from analysis.report import make_report
 from analysis.style import STYLE
 from testbed.results import RunFolder, Table
 from testbed.scenario import parse_scenario
@@ -116,83 +118,96 @@ def fill_full_graph(table: Table, backend: str, seconds: float) -> None:
         table.add(0, backend, name, value, "1")
 
 
-@pytest.fixture(autouse=True)
-def _small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw few pixels, and draw once: most of a report's time is its pictures'."""
-    monkeypatch.setitem(STYLE, "figure.dpi", 30)
-    monkeypatch.delitem(STYLE, "savefig.bbox")
+@pytest.fixture(autouse=True, scope="session")
+def _small_figures() -> Iterator[None]:
+    """Draw few pixels, and draw once: most of a report's time is its figures'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STYLE, "figure.dpi", 30)
+        patch.delitem(STYLE, "savefig.bbox")
+        yield
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> RunMaker:
-    def make(
-        seconds: dict[str, float] = SECONDS,
-        loss: dict[str, float] | None = None,
-        accuracy: dict[str, float] | None = None,
-        load: float = 0.2,
-        full_graph: bool = False,
-        scenario_faults: tuple[str, ...] = (),
-        offload: str = "on",
-        faults: Callable[[Table], None] | None = None,
-        telemetry: bool = False,
-    ) -> Path:
-        scenario = parse_scenario(
-            {
-                "scenario": {"name": "made-up", "description": "Numbers <known> & exact"},
-                "dataset": {"name": "synthetic"},
-                "fabric": {"offload": offload},
-                "faults": list(scenario_faults),
-                "exchange" if full_graph else "collective": {"backends": list(seconds)},
-            }
-        ).model_dump(mode="json")
-        table = Table(scenario)
-        for backend, value in seconds.items():
-            if full_graph:
-                fill_full_graph(table, backend, value)
-                continue
-            fill(
-                table,
-                backend,
-                value,
-                (loss or {}).get(backend, 2.0),
-                (accuracy or {}).get(backend, 0.8),
-            )
-        if telemetry:
-            fill_telemetry(table, seconds)
-        if faults:
-            faults(table)
-        manifest: dict[str, Any] = {
-            "scenario": scenario,
-            "command": ["testbed", "run", "made up.toml"],
-            "status": "complete",
-            "started": "2026-01-01T00:00:00+00:00",
-            "seconds": 12.3,
-            "seed": 1,
-            "plan_hash": "0123",
-            "parameters": 1000,
-            "gradient_bytes": 4000,
-            "dataset": {
-                "name": "synthetic",
-                "vertices": 10,
-                "edges": 20,
-                "classes": 2,
-                "features": 3,
-                "train": 6,
-                "val": 1,
-                "test": 3,
-            },
-            "git_commit": None,
-            "kernel": "Linux 6.1",
-            "cpu": "a processor",
-            "cpus": 2,
-            "load_average": load,
-            "memory_bytes": 1 << 30,
-            "versions": {"numpy": "2"},
-            "doctor": [{"name": "root", "level": "OK", "detail": "user id 0", "remedy": ""}],
-        }
-        with RunFolder(tmp_path / "run") as folder:
-            folder.write_manifest(manifest)
-            table.write(folder)
-        return folder.path
+    return partial(make_run_in, tmp_path)
 
-    return make
+
+def make_run_in(
+    directory: Path,
+    seconds: dict[str, float] = SECONDS,
+    loss: dict[str, float] | None = None,
+    accuracy: dict[str, float] | None = None,
+    load: float = 0.2,
+    full_graph: bool = False,
+    scenario_faults: tuple[str, ...] = (),
+    offload: str = "on",
+    faults: Callable[[Table], None] | None = None,
+    telemetry: bool = False,
+) -> Path:
+    """Make the folder ``run`` in a directory."""
+    scenario = parse_scenario(
+        {
+            "scenario": {"name": "made-up", "description": "Numbers <known> & exact"},
+            "dataset": {"name": "synthetic"},
+            "fabric": {"offload": offload},
+            "faults": list(scenario_faults),
+            "exchange" if full_graph else "collective": {"backends": list(seconds)},
+        }
+    ).model_dump(mode="json")
+    table = Table(scenario)
+    for backend, value in seconds.items():
+        if full_graph:
+            fill_full_graph(table, backend, value)
+            continue
+        fill(
+            table,
+            backend,
+            value,
+            (loss or {}).get(backend, 2.0),
+            (accuracy or {}).get(backend, 0.8),
+        )
+    if telemetry:
+        fill_telemetry(table, seconds)
+    if faults:
+        faults(table)
+    manifest: dict[str, Any] = {
+        "scenario": scenario,
+        "command": ["testbed", "run", "made up.toml"],
+        "status": "complete",
+        "started": "2026-01-01T00:00:00+00:00",
+        "seconds": 12.3,
+        "seed": 1,
+        "plan_hash": "0123",
+        "parameters": 1000,
+        "gradient_bytes": 4000,
+        "dataset": {
+            "name": "synthetic",
+            "vertices": 10,
+            "edges": 20,
+            "classes": 2,
+            "features": 3,
+            "train": 6,
+            "val": 1,
+            "test": 3,
+        },
+        "git_commit": None,
+        "kernel": "Linux 6.1",
+        "cpu": "a processor",
+        "cpus": 2,
+        "load_average": load,
+        "memory_bytes": 1 << 30,
+        "versions": {"numpy": "2"},
+        "doctor": [{"name": "root", "level": "OK", "detail": "user id 0", "remedy": ""}],
+    }
+    with RunFolder(directory / "run") as folder:
+        folder.write_manifest(manifest)
+        table.write(folder)
+    return folder.path
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with telemetry and its report; tests only read it."""
+    path = make_run_in(tmp_path_factory.mktemp("reported"), telemetry=True)
+    make_report(path)
+    return path

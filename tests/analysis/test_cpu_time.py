@@ -10,13 +10,8 @@ from analysis.summary import epoch_split
 from testbed.results import Table, load_run
 
 
-@pytest.fixture
-def path(make_run) -> Path:
-    return make_run(telemetry=True)
-
-
-def test_cpu_time_of_hosts_and_switches_by_class(path):
-    row = breakdown(load_run(path)).loc["tcp-ring"].to_dict()
+def test_cpu_time_of_hosts_and_switches_by_class(reported: Path):
+    row = breakdown(load_run(reported)).loc["tcp-ring"].to_dict()
     assert row == pytest.approx(
         {
             ("model", False): 1.0,
@@ -29,8 +24,8 @@ def test_cpu_time_of_hosts_and_switches_by_class(path):
     )
 
 
-def test_shares_of_the_time_in_collectives(path):
-    row = network_shares(load_run(path)).loc["gloo"].to_dict()
+def test_shares_of_the_time_in_collectives(reported: Path):
+    row = network_shares(load_run(reported)).loc["gloo"].to_dict()
     expected = {"cpu": 0.4, "network": 0.75, "program": 0.0, "kernel": 0.025, "user": 0.2}
     assert row == pytest.approx({**expected, "unclassified": 0.025, "softirq": 0.25})
 
@@ -55,12 +50,12 @@ def test_counted_epochs_have_no_part_in_times(make_run):
     )
 
 
-def test_the_breakdown_is_the_reports_first_figure(path):
-    report, _ = make_report(path)
-    text = report.read_text()
+def test_the_breakdown_is_the_reports_first_figure(reported: Path):
+    text = (reported / "report.html").read_text()
     assert text.index("Where the CPU time goes") < text.index("Where the time goes")
     assert "<td>75.0 %</td>" in text
-    assert (path / "figures" / "cpu_time.csv").read_text().startswith("backend,class,softirq,")
+    csv = reported / "figures" / "cpu_time.csv"
+    assert csv.read_text().startswith("backend,class,softirq,")
 
 
 def test_a_run_without_telemetry_has_no_breakdown(make_run):
