@@ -128,6 +128,7 @@ def test_a_stopped_rank_is_an_error_in_bounded_time():
             os.kill(workers["h2"].pid, signal.SIGCONT)
 
 
+@pytest.mark.deep
 def test_a_killed_rank_ends_the_others():
     """With MPI, whose ranks are not the fabric's workers; see test_workers.py for those."""
     plan = plan_fabric(hosts=3, switch="bridge")
