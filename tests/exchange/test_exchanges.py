@@ -37,7 +37,8 @@ def test_aggregates_equal_the_references(ranks: int) -> None:
     # Each kind and each dim occurs; their pairs differ between numbers of ranks.
     grid = list(zip(itertools.islice(itertools.cycle(KINDS), ranks, None), DIMS, strict=False))
     with Fabric(plan_fabric(hosts=ranks)) as fabric, Workers(fabric) as workers:
-        for name in NAMES:
+        # Over TCP, the number of ranks is varied where they are threads.
+        for name in NAMES if ranks == 3 else NOT_TCP:
             hosts = Hosts(fabric, workers, name)
             for kind, dim in grid:
                 inputs = [embeddings(number, graph, dim) for number in range(3)]
