@@ -223,14 +223,13 @@ def test_ranks_meet_however_short_a_collective_may_be_silent():
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("number", [1, 50, 300])
-def test_foreign_clients_delay_nobody_and_are_closed(kind, number):
+def test_foreign_clients_delay_nobody_and_are_closed(kind):
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
         # Rank 0 listens, and cannot have met rank 1, which does not exist.
         with connect_clients(
-            address_of(specs[0]), [FOREIGN[kind]] * number, lambda: not first.done()
+            address_of(specs[0]), [FOREIGN[kind]] * 50, lambda: not first.done()
         ) as clients:
             second = pool.submit(connect_and_sum, specs[1])
             assert first.result() == second.result() == 3.0

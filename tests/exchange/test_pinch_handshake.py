@@ -13,11 +13,9 @@ from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing import assert_faults_fired
-from testbed.testing.aggregates import Format, exact
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from testbed.worker import WorkerContext
 from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
-from tests.support.kept import kept
 from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
@@ -163,45 +161,6 @@ def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
         exchange.check([x * scale for scale in scales] + [np.zeros_like(x), x])
         exchange.check([x], times=20)
     assert_faults_fired(injected)
-
-
-def move_to(context: WorkerContext, number: int, seq: int) -> None:
-    """Set the state to that after all exchanges up to a sequence number."""
-    exchange, _ = kept(context)[f"pinch/{number}"]
-    maps = exchange.port.maps
-    for name in ("seen", "acked"):
-        maps.by_name[f"pinch_{name}"].view()[:] = np.uint64((seq - 1) << 32)
-    maps.peers["ours"] = maps.peers["theirs"] = 0
-    maps.control.progress = seq - 1 << 32
-    exchange.port.process.seq = seq - 1
-    exchange.open_next()
-
-
-@pytest.mark.parametrize("known", broad([False, True]))
-@pytest.mark.parametrize("first", broad([0xFFFFFFF8, 0x7FFFFFFC]))
-def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
-    graph = draw_partitioned(0, 300, 2000, 3, hub=1500)
-    x, form = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32), Format(16)
-    with hosts.open(graph, 16, timeout=5.0, exponent=1 if known else None) as exchange:
-        if not known:
-            exchange.aggregate([x])
-        exchange.call(move_to, [{"number": exchange.number, "seq": first}] * 3)
-        with faults("drop p=0.1", "duplicate p=0.2") as injected:
-            results = exchange.aggregate([x] * 16)
-        assert_faults_fired(injected)
-        for of_ranks in results:
-            for found, wanted in zip(
-                of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True
-            ):
-                np.testing.assert_array_equal(found, wanted)
-        after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # because 0 and 1 are skipped
-        assert exchange.call(seq_of, [{"number": exchange.number}] * 3) == [after] * 3
-
-
-def seq_of(context: WorkerContext, number: int) -> int:
-    exchange, _ = kept(context)[f"pinch/{number}"]
-    found: int = exchange.statistics()["seq"]
-    return found
 
 
 def aggregate_or_compute(

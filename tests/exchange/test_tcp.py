@@ -2,7 +2,6 @@
 on a fabric.
 """
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -22,12 +21,6 @@ from testbed.exchange import mesh
 from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.support.collectives.foreign_clients import (
-    FOREIGN,
-    address_of,
-    connect_clients,
-    is_closed,
-)
 from tests.support.exchange.graphs import partitioned
 from tests.support.tiers import broad
 
@@ -345,39 +338,12 @@ def test_a_request_for_a_vertex_of_another_rank() -> None:
     )
 
 
-@both
-def test_strangers_delay_no_rank_and_are_disconnected(name: str) -> None:
-    first, last, third = make_specs(
-        chain(3), 3, "sum"
-    )  # the rank in the middle, which both others need, comes last
-
-    def one(spec: ExchangeSpec) -> float:
-        with open_exchange(name, CONTEXT, spec) as exchange:
-            exchange.connect()
-            return float(exchange.aggregate(np.full((1, 3), spec.group.rank + 1, np.float32))[0, 0])
-
-    with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as stack:
-        futures = [pool.submit(one, spec) for spec in (first, third)]
-        clients = []
-        for spec, future in zip((first, third), futures, strict=True):
-            behaviours = [*FOREIGN.values()] * 4
-            connected = connect_clients(
-                address_of(spec.group), behaviours, lambda future=future: not future.done()
-            )
-            clients += stack.enter_context(connected)
-        futures.append(pool.submit(one, last))
-        assert [future.result() for future in futures] == [0.0, 2.0, 1.0]
-        assert all(map(is_closed, clients))
-
-
-@both
 @pytest.mark.parametrize(
-    ("x", "out", "text"),
+    ("name", "x", "out", "text"),
     [
-        (np.zeros((4, 3)), None, "x is float64 of shape (4, 3) with strides (24, 8)"),
-        (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3) with strides (4, 16)"),
-        (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2) with strides (8, 4)"),
+        ("tcp-push", np.zeros((4, 3)), None, "x is float64 of shape (4, 3) with strides (24, 8)"),
         (
+            "tcp-pull",
             np.zeros((4, 3), np.float32),
             np.zeros((5, 3), np.float32),
             "out is float32 of shape (5, 3) with strides (12, 4)",

@@ -65,7 +65,7 @@ def test_frames_of_a_group_reach_its_programs(run, host) -> None:
     assert host[1].counters()["sent"] == 2
 
 
-@pytest.mark.parametrize("group", [0, GROUP + 1, 4095, 4096, 0xFFFF])
+@pytest.mark.parametrize("group", [0, 4095, 4096])
 @pytest.mark.parametrize("program", ["dispatch_link", "dispatch_doorbell", "dispatch_execute"])
 def test_frames_of_other_groups_are_counted(run, host, program, group) -> None:
     before = strangers(host)

@@ -33,9 +33,9 @@ FACTORS = {
     "size": [0, 1, 1000, 1 << 14, 1 << 18, 1 << 20],  # float32 elements: up to 4 MiB
     **FAULTS,
 }
-SWITCHES = [
-    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
-    for switch in FACTORS["switch"]
+FLOODED = [
+    pytest.param(*cell, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"), id=switch)
+    for switch, *cell in (("xdp", "int16", "upstream"), ("bridge", "int32", "origin"))
 ]
 TIMES = {0: 5, 1: 10, 1000: 10, 1 << 14: 5, 1 << 18: 1, 1 << 20: 1}
 WORST = {"lanes": "int32", "size": 1 << 18, **{name: levels[-1] for name, levels in FAULTS.items()}}
@@ -138,7 +138,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
                     if isinstance(outcome, CollectiveError)
                 }
         assert isinstance(outcomes[1], WorkerDied)
-        assert list(errors) == [0, 2, 3]
+        assert sorted(errors) == [0, 2, 3]
         assert all("rank 1 (h2) silent for 2 s" in str(error) for error in errors.values())
         group.open(["h1", "h3", "h4"])
         assert_exact(group.all_reduce(inputs[:3]), inputs[:3], "int32")
@@ -264,12 +264,8 @@ def test_nothing_is_retransmitted_without_faults(fabric, lanes, recovery):
     assert all(1000 * counter.retransmissions <= counter.packets for counter in counters)
 
 
-@pytest.mark.parametrize("recovery", broad(FACTORS["recovery"]))
-@pytest.mark.parametrize("lanes", broad(FACTORS["lanes"]))
-@pytest.mark.parametrize("switch", broad(SWITCHES))
-def test_sums_are_exact_while_a_switch_floods(
-    fabric, faults, assert_nothing_left, switch, lanes, recovery
-):
+@pytest.mark.parametrize(("lanes", "recovery"), broad(FLOODED))
+def test_sums_are_exact_while_a_switch_floods(fabric, faults, assert_nothing_left, lanes, recovery):
     """Any frame for another rank is dropped."""
     with Group(fabric, lanes=lanes, recovery=recovery) as group:
         with faults("flood switch=s1") as injected:

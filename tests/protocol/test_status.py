@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed.protocol.lanes import EXPONENTS
@@ -38,6 +38,8 @@ def summed(statuses: list[bytes]) -> bytes:
     return bytes(total.tobytes())
 
 
+@example([(5, None)] * 32)  # the worst case for a byte
+@example([(5, (Kind.INFINITY, 2**64 - 1, 2**32 - 1))] * 32)  # every record is full
 @given(RANKS)
 def test_sums_tell_maximum_and_every_fault(ranks) -> None:
     faults = [

@@ -11,6 +11,7 @@ from testbed.protocol.ring.streams import Work
 from testbed.protocol.wire import Frame, Kind
 from tests.support.protocol.actions import cancel
 from tests.support.protocol.network import PHASES, Network, collectives
+from tests.support.tiers import broad
 
 ROUNDS = 3000
 WORDS = 8
@@ -51,9 +52,7 @@ class Storm:
         self.network.run(rounds, deliver=self.deliver)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(2, 60))]
-)
+@pytest.mark.parametrize("seed", broad(range(21)))
 @pytest.mark.parametrize("upstream", [True, False])
 @pytest.mark.parametrize(
     ("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)]

@@ -59,16 +59,23 @@ def assert_exact(ring: SimulatedRing, size: int, times: int = 1) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("lanes", ["int16", "int32"])
-@pytest.mark.parametrize(("ranks", "size"), [(2, 1), (2, 5000), (3, 4321), (8, 20_000)])
+@pytest.mark.parametrize(
+    ("ranks", "size", "lanes"),
+    [
+        (2, 1, "int16"),
+        (2, 5000, "int16"),
+        (3, 4321, "int32"),
+        (8, 20_000, "int16"),
+        (8, 20_000, "int32"),
+    ],
+)
 def test_sums_are_exact_and_nothing_is_sent_again(ranks: int, size: int, lanes: str) -> None:
     ring = make(ranks, lanes=lanes)
     assert_exact(ring, size, times=2)
     assert ring.counters()["resent"] == 0
 
 
-@pytest.mark.parametrize("recovery", ["upstream", "origin"])
-@pytest.mark.parametrize("ranks", [2, 4, 7])
+@pytest.mark.parametrize(("ranks", "recovery"), [(2, "upstream"), (4, "origin"), (7, "upstream")])
 def test_faults_do_not_change_sums(ranks: int, recovery: str) -> None:
     ring = make(ranks, FAULTS, recovery=recovery)
     assert_exact(ring, 20_000, times=2)

@@ -29,15 +29,15 @@ __all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts", "every"]
 NAMES = ["pinch", "tcp-push", "tcp-pull", "gloo"]
 
 
-def every(names: Sequence[str] = NAMES) -> pytest.MarkDecorator:
-    """Run a test with each of some exchanges, on the datapath that it needs: with the first two, or
+def every(names: Sequence[str] = NAMES, quick: int = 2) -> pytest.MarkDecorator:
+    """Run a test with each of some exchanges, on the datapath that it needs: with the first few, or
     with all in `make test-all`.
     """
     parameters = (
         pytest.param(name, marks=pytest.mark.fabric(datapath=EXCHANGES[name].needs))
         for name in names
     )
-    return pytest.mark.parametrize("name", broad(parameters, 2))
+    return pytest.mark.parametrize("name", broad(parameters, quick))
 
 
 WITHIN = 60.0  # seconds for a call
