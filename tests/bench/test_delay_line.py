@@ -10,7 +10,7 @@ from testbed.bench import delay_line
 from testbed.core.errors import SpecError
 from testbed.faults.delay_counters import DelayCounters
 from testbed.kernel.abi import Struct
-from tests.support.command import call_testbed, run_testbed
+from tests.support.command import run_testbed
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -31,14 +31,6 @@ def test_refusals(arguments: tuple[list[int], float, float, float], text: str) -
     with pytest.raises(SpecError) as caught:
         next(delay_line.measure(*arguments))
     assert str(caught.value) == text
-
-
-def test_refusal_by_the_command() -> None:
-    done = call_testbed("bench", "delay-line", "--rates", "10,fast")
-    assert done.returncode == SpecError.exit_status
-    assert (
-        done.stderr.strip() == "error: --rates: '10,fast': must be whole numbers, comma-separated"
-    )
 
 
 def test_a_row() -> None:

@@ -4,7 +4,6 @@ faults.
 
 import csv
 import json
-import subprocess
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from testbed.faults.identity import KINDS
 from testbed.faults.log import RECORD
 from testbed.faults.rule_table import Action
 from testbed.plan import plan_fabric
-from tests.support.command import PROGRAM, run_testbed
+from tests.support.command import run_testbed
 
 
 def make_cell(loss=0.0, times=(0.01, 0.02, 0.03), **changes):
@@ -156,14 +155,7 @@ def test_the_command_measures_and_draws(tmp_path):
         "--backends",
         "xdp-ring/origin,xdp-ring/timer,tcp-ring",
     ]
-    command = [*PROGRAM, "bench", "faults", *options]
-    done = subprocess.run(
-        [*command, "--figure", str(figure), "--out", str(result)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_testbed("bench", "faults", *options, "--figure", str(figure), "--out", str(result))
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(result.read_text())["rows"]
     assert [row["loss"] for row in rows] == [None] * 3 + [0] * 3 + [0.05] * 3

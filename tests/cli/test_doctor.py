@@ -3,23 +3,17 @@
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 
 from testbed.probes import PROBES
 from tests.support.another_user import as_another_user
-
-COMMAND = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor"]
-
-
-def call(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.support.command import PROGRAM, run_testbed
 
 
 @pytest.mark.deep
 def test_one_line_a_capability() -> None:
-    done = call(COMMAND)
+    done = run_testbed("doctor")
     *lines, totals = done.stdout.splitlines()
     found = [re.match(r"(OK  |WARN|FAIL)  (.+?)  +\S", line) for line in lines]
     assert [match and match[2] for match in found] == list(PROBES)
@@ -31,7 +25,8 @@ def test_one_line_a_capability() -> None:
 
 
 def test_json_without_root() -> None:
-    done = call(as_another_user(*COMMAND, "--json"))
+    command = as_another_user(*PROGRAM, "doctor", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     printed = json.loads(done.stdout)
     assert [finding["name"] for finding in printed["findings"]] == list(PROBES)
     assert sum(printed["counts"].values()) == len(PROBES)

@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,14 @@ from testbed.fabric.clean import Leftovers
 from testbed.fabric.runs import find_run, runs
 from testbed.fabric.state import new_run_id
 from testbed.plan import plan_fabric
+from tests.support.command import PROGRAM, run_testbed
 
 pytestmark = pytest.mark.net
-
-PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 
 
 def call(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
-    command = [*PROGRAM, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env=environment, **options
-    )
+    return run_testbed(*arguments, env=environment, **options)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +92,7 @@ def test_nothing_is_truncated_in_a_narrow_terminal() -> None:
     assert call("up", "--hosts", "1", "--run-id", name, "--topology", "leaf-spine").returncode == 0
     try:
         narrow = {**os.environ, "COLUMNS": "20"}
-        done = subprocess.run(
-            [*PROGRAM, "status"], capture_output=True, text=True, check=False, env=narrow
-        )
+        done = run_testbed("status", env=narrow)
         (found,) = [
             run for run in json.loads(call("status", "--json").stdout) if run["run"] == name
         ]

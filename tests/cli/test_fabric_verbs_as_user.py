@@ -4,15 +4,14 @@ create nothing.
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.another_user import as_another_user
+from tests.support.command import PROGRAM
 from tests.support.tiers import broad
 
-PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 
 VERBS = [

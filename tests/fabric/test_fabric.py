@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -142,11 +141,6 @@ def test_idle_links_are_silent(star: Fabric) -> None:
     assert received() == before
 
 
-def test_nothing_shows_in_the_root_namespace(star: Fabric) -> None:
-    names = {name for _, name in socket.if_nameindex()}
-    assert not {name for name in names if re.match(r"s1-|kick|h\d", name)}
-
-
 def features(fabric: Fabric, node: str, ifname: str) -> dict[str, bool]:
     answer = fabric.run(node, ["ethtool", "-k", ifname], check=True)
     found = re.findall(r"^\s*([\w-]+): (on|off)", answer.stdout, re.MULTILINE)
@@ -238,18 +232,6 @@ def test_a_process_that_never_gets_inside(
     ):
         star.popen("h1", ["true"], track="sleeper")
     assert "sleeper" not in [entry.name for entry in star.state.read().processes if entry.alive]
-
-
-def test_two_fabrics_do_not_meet() -> None:
-    plan = plan_fabric("ring", 3, "bridge")
-    with Fabric(plan) as one:
-        with Fabric(plan) as other:
-            ping_all(one)
-            ping_all(other)
-            assert one.run_id != other.run_id
-            pids = {node.pid for fabric in (one, other) for node in fabric.nodes.values()}
-            assert len(pids) == 12
-        ping_all(one)
 
 
 def test_mininets_own_interface_works(star: Fabric) -> None:

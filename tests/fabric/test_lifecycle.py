@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.core.errors import FabricError, WorkerDied
+from testbed.core.errors import FabricError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.fabric.clean import clean
@@ -73,13 +73,6 @@ def test_the_state_file_lists_all_processes() -> None:
         assert state.directories == [str(fabric.directory)]
         made = namespaces_of(fabric.run_id)
     gone(fabric.run_id, made)
-
-
-def test_an_exception_takes_the_fabric_down() -> None:
-    fabric = Fabric(plan_fabric("ring", 2, "bridge"))
-    with pytest.raises(ZeroDivisionError), fabric, Workers(fabric):
-        raise ZeroDivisionError
-    assert traces(fabric.run_id) == []
 
 
 def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,16 +137,6 @@ def test_a_dead_worker_takes_the_fabric_down() -> None:
         assert process.returncode == 1
         assert "WorkerDied: worker h2 was killed by signal 9 before its work was done" in said
         gone(run_id, made)
-
-
-def test_a_dead_worker_is_named() -> None:
-    with Fabric(plan_fabric("star", 1, "bridge")) as fabric, Workers(fabric) as workers:
-        workers.check()
-        os.kill(workers["s1"].pid, signal.SIGKILL)
-        with pytest.raises(WorkerDied) as caught:
-            workers.check(timeout=10.0)
-        assert (caught.value.worker, caught.value.status) == ("s1", -signal.SIGKILL)
-    assert traces(fabric.run_id) == []
 
 
 @pytest.fixture

@@ -288,15 +288,3 @@ def test_simultaneous_floods_with_endless_frames_are_refused(texts: tuple[str, .
 )
 def test_floods_one_after_the_other_are_allowed(texts: tuple[str, ...]) -> None:
     floods(*texts)
-
-
-def test_floods_of_unknown_switches_are_refused() -> None:
-    with pytest.raises(
-        SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"
-    ):
-        floods("flood switch=s5")
-    with pytest.raises(
-        SpecError,
-        match="switch: 's1' is not in this fabric; switches are leaf1, leaf2, spine1, spine2",
-    ):
-        floods("flood switch=s1", topology="leaf-spine")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,23 +32,21 @@ from tests.support.faults import event_calls
 from tests.support.tiers import broad
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3)]
+
+DATAPATHS = broad(
+    pytest.param(datapath, marks=pytest.mark.fabric(datapath=datapath))
+    for datapath in ("xdp", "sockets")
+)
 
 
-@pytest.fixture(scope="module")
-def fabric() -> Iterator[Fabric]:
-    with Fabric(plan_fabric("star", 3, "xdp")) as fabric:
-        yield fabric
+def reaches(fabric: Fabric, source: str, target: str, within: float = 10.0) -> bool:
+    ping = ["ping", "-q", "-c", "1", "-W", str(within), target]
+    return fabric.run(source, ping).returncode == 0
 
 
-@pytest.fixture
-def workers(fabric: Fabric) -> Iterator[Workers]:
-    with Workers(fabric) as workers:
-        yield workers
-
-
-def reaches(fabric: Fabric, source: str, target: str) -> bool:
-    return fabric.run(source, ["ping", "-q", "-c", "1", "-W", "1", target]).returncode == 0
+def is_cut_off(fabric: Fabric, source: str, target: str) -> bool:
+    return not reaches(fabric, source, target, within=0.2)
 
 
 def states(fabric: Fabric, host: str) -> set[str]:
@@ -60,20 +57,19 @@ def states(fabric: Fabric, host: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("datapath", broad(["xdp", "sockets"]))
+@pytest.mark.parametrize("datapath", DATAPATHS)
 def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(
     fabric: Fabric, workers: Workers, datapath: str
 ) -> None:
-    set_datapath(fabric, datapath)  # type: ignore[arg-type]
     table = fabric.run("s1", ["bridge", "fdb", "show"]).stdout
     programs = fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp")
     assert (programs > 0) == (datapath == "xdp")
     assert reaches(fabric, "h1", "h2")
     with link_down(fabric, "h2"):
-        assert not reaches(fabric, "h1", "h2")
-        assert not reaches(fabric, "h2", "h3")
+        assert is_cut_off(fabric, "h1", "h2")
+        assert is_cut_off(fabric, "h2", "h3")
         assert reaches(fabric, "h1", "h3")
-    assert reaches(fabric, "h1", "h2")  # immediately: no frame is lost after the end
+    assert reaches(fabric, "h1", "h2")  # with the first frame: none is lost after the end
     assert reaches(fabric, "h2", "h3")
     assert sorted(fabric.run("s1", ["bridge", "fdb", "show"]).stdout.splitlines()) == sorted(
         table.splitlines()
@@ -81,15 +77,8 @@ def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(
     assert fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp") == programs
 
 
-def test_a_link_comes_back_after_an_error(fabric: Fabric) -> None:
-    with pytest.raises(ZeroDivisionError), link_down(fabric, "h2"):
-        raise ZeroDivisionError
-    assert reaches(fabric, "h1", "h2")
-
-
-@pytest.mark.parametrize("datapath", broad(["xdp", "sockets"]))
+@pytest.mark.parametrize("datapath", DATAPATHS)
 def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, datapath: str) -> None:
-    set_datapath(fabric, datapath)  # type: ignore[arg-type]
     with (
         pytest.raises(FabricError, match="a partition is done by the fault programs"),
         partition(fabric, [["h1"], ["h2"]]),
@@ -97,12 +86,12 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         pass
     with Injector(fabric) as injector:
         with partition(fabric, [["h1"], ["h2", "h3"]]):
-            assert not reaches(fabric, "h1", "h2")
-            assert not reaches(fabric, "h3", "h1")
+            assert is_cut_off(fabric, "h1", "h2")
+            assert is_cut_off(fabric, "h3", "h1")
             assert reaches(fabric, "h2", "h3")
             with partition(fabric, [["h1"], ["h2"]]):
                 pass
-            assert not reaches(fabric, "h1", "h2")  # the outer one is still in force
+            assert is_cut_off(fabric, "h1", "h2")  # the outer one is still in force
         assert reaches(fabric, "h1", "h2")
         blocked = injector.links()["blocked"]
         assert blocked[0, 1] > 0
@@ -124,7 +113,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
                 Timeline(fabric, workers, events, blockade)
             with Timeline(fabric, workers, events[1:], blockade) as timeline:
                 wait_until(lambda: len(timeline.log()) == 1)
-                assert not reaches(fabric, "h1", "h3")
+                assert is_cut_off(fabric, "h1", "h3")
         assert reaches(fabric, "h1", "h3")
         assert Holdings.of(os.getpid()).descriptors <= before.descriptors, (
             "of its maps nothing is held any more"
@@ -133,6 +122,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         Timeline(fabric, workers, events[1:])
 
 
+@pytest.mark.fabric(datapath="xdp")
 @pytest.mark.deep
 def test_events_do_not_affect_other_fabrics(fabric: Fabric, workers: Workers) -> None:
     """Even with the same addresses and names, because each run has hosts, processes, control groups
@@ -141,22 +131,20 @@ def test_events_do_not_affect_other_fabrics(fabric: Fabric, workers: Workers) ->
     drop, slowly = parse_fault("drop"), Slow.model_validate({"hosts": "h1", "share": 0.5})
     with Fabric(plan_fabric("star", 3, "xdp")) as other, Workers(other) as their_workers:
         assert [host.ip for host in other.plan.hosts] == [host.ip for host in fabric.plan.hosts]
-        for each in (fabric, other):
-            set_datapath(each, "xdp")
+        set_datapath(other, "xdp")
         with (
             Injector(fabric, rules_of([drop])),
             Injector(other) as theirs,
             link_down(fabric, "h2"),
             paused(fabric, "h3"),
         ):
-            assert not reaches(fabric, "h1", "h3")
-            assert states(other, "h3") == {"S"}
+            assert is_cut_off(fabric, "h1", "h3")
+            assert "T" not in states(other, "h3")
             assert reaches(other, "h1", "h2")
             assert reaches(other, "h3", "h1")
             assert theirs.counters() == {}
-            assert (
-                theirs.frames() == 4
-            )  # a request and a reply of each ping, and no frame of the other fabric
+            # A request and a reply of each ping, and no frame of the other fabric.
+            assert theirs.frames() == 4
             with (
                 Timeline(fabric, workers, [slowly]) as ours,
                 Timeline(other, their_workers, [slowly]) as yours,
@@ -170,24 +158,12 @@ def test_a_paused_host_stands_still(fabric: Fabric, workers: Workers) -> None:
         assert {workers["h3"].pid, child.pid} <= set(processes_in(fabric, "h3"))
         assert fabric.hosts["h3"].pid not in processes_in(fabric, "h3")
         assert states(fabric, "h3") == {"T"}
-        assert states(fabric, "h2") == {"S"}
+        assert "T" not in states(fabric, "h2")
         assert workers["h1"].call(event_calls.spin, seconds=0.0) >= 0
     assert "T" not in states(fabric, "h3")
     assert workers["h3"].call(event_calls.spin, seconds=0.0) >= 0
     child.kill()
     child.wait()
-
-
-def test_a_killed_host_is_excluded(fabric: Fabric, workers: Workers) -> None:
-    kill(workers, "h2")
-    answers = workers.call_all(
-        event_calls.spin, {name: {"seconds": 0.0} for name in fabric.hosts}, errors="return"
-    )
-    assert isinstance(answers["h2"], WorkerDied)
-    assert answers["h2"].status == -signal.SIGKILL
-    assert min(answers["h1"], answers["h3"]) >= 0
-    with pytest.raises(SpecError, match="host: 's1' is not in this fabric; hosts are h1, h2, h3"):
-        kill(workers, "s1")
 
 
 @pytest.mark.alone
@@ -196,17 +172,15 @@ def test_a_slow_host_gets_its_share(fabric: Fabric, workers: Workers) -> None:
         held = workers["h2"].call(event_calls.spin, seconds=0.5)
     assert how == ("cgroup" if find_hierarchy() else "signals")
     assert held < 0.15  # of a CPU: its share and one period of the scheduler
-    assert (
-        workers["h2"].call(event_calls.spin, seconds=0.2) > 2 * held * 0.2
-    )  # it is no longer limited
-    assert not list(remove_groups(fabric.run_id))
+    assert not list(remove_groups(fabric.run_id))  # nor any limit, then
+    assert "T" not in states(fabric, "h2")
 
 
-@pytest.mark.alone
-def test_stopping_a_host_in_turns_limits_it_to_its_share(fabric: Fabric, workers: Workers) -> None:
-    with duty_cycle(fabric, "h2", 0.2):
-        held = workers["h2"].call(event_calls.spin, seconds=0.5)
-    assert held < 0.6
+def test_a_host_stops_and_continues_in_turns(fabric: Fabric, workers: Workers) -> None:
+    with duty_cycle(fabric, "h2", 0.5):
+        for _ in range(3):
+            wait_until(lambda: states(fabric, "h2") == {"T"})
+            wait_until(lambda: "T" not in states(fabric, "h2"))
     assert "T" not in states(fabric, "h2")
 
 
@@ -257,12 +231,10 @@ def test_leaving_early_undoes_events_in_force_and_starts_no_more(
     fabric: Fabric, workers: Workers
 ) -> None:
     events = [LinkDown(hosts="h2"), Pause(hosts="h3"), Pause(at=3600, hosts="h1")]  # type: ignore[arg-type]
-    begun = time.monotonic()
     with contextlib.suppress(ZeroDivisionError), Timeline(fabric, workers, events) as timeline:
         wait_until(lambda: len(timeline.log()) == 2)
         assert states(fabric, "h3") == {"T"}
         raise ZeroDivisionError
-    assert time.monotonic() - begun < 60
     assert [entry.number for entry in timeline.log()] == [0, 1]
     assert all(entry.ended for entry in timeline.log())
     assert "T" not in states(fabric, "h3")
@@ -272,17 +244,28 @@ def test_leaving_early_undoes_events_in_force_and_starts_no_more(
 def test_an_interrupt_while_the_first_events_happen_undoes_them(
     fabric: Fabric, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The main thread waits for the second event when it is interrupted."""
+    arrived = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        arrived.set()
+        raise KeyboardInterrupt
+
     @contextlib.contextmanager
     def interrupted(*arguments: Any) -> Iterator[None]:
         with paused(*arguments):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)  # the main thread waits for the second event when it is interrupted
+            arrived.wait(60)
             yield
 
     monkeypatch.setattr(testbed.faults.timeline, "paused", interrupted)
     timeline = Timeline(fabric, workers, [Pause(hosts="h3"), Slow(hosts="h1", share=0.5)])  # type: ignore[arg-type]
-    with pytest.raises(KeyboardInterrupt), timeline:
-        pytest.fail("it was not interrupted")
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), timeline:
+            pytest.fail("it was not interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "timeline" not in [thread.name for thread in threading.enumerate()]
     assert "T" not in states(fabric, "h3")
     assert not list(remove_groups(fabric.run_id))
@@ -316,3 +299,5 @@ def test_a_worker_killed_on_time_is_returned(
 def test_events_of_unknown_hosts_are_refused(fabric: Fabric, workers: Workers) -> None:
     with pytest.raises(SpecError, match="host: 'h9' is not in this fabric; hosts are h1, h2, h3"):
         Timeline(fabric, workers, [Pause(hosts="h9")])  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="host: 's1' is not in this fabric; hosts are h1, h2, h3"):
+        kill(workers, "s1")

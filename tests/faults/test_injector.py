@@ -4,12 +4,10 @@ counted, logged, and undone.
 
 import signal
 import socket
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from testbed.comm.group import make_groups
 from testbed.core.errors import FabricError, FaultError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
@@ -17,13 +15,10 @@ from testbed.faults import attach
 from testbed.faults.fate import judge
 from testbed.faults.identity import KINDS, Packet
 from testbed.faults.injector import Injector
-from testbed.faults.limits import Limit, bucket_table
-from testbed.faults.partition import partition
 from testbed.faults.replay import check_replay
 from testbed.faults.rule_table import Action
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
-from tests.support.faults.ring_calls import open_ring, reduce_ring
 from tests.support.kept import kept
 from tests.support.rules import parse_rule
 from tests.support.tiers import broad
@@ -108,30 +103,6 @@ def fates(injector):
     ]
 
 
-def test_drops_and_copies_are_those_of_the_reference(fabric):
-    fabric, workers = fabric
-    with Injector(
-        fabric,
-        rules("drop p=0.1 link=h1->h2", "duplicate p=0.2 copies=3", "duplicate p=0.1"),
-        7,
-        trace=True,
-    ) as injector:
-        expected = Counter(
-            {n: fate.copies + 1 for n, fate in enumerate(fates(injector)) if not fate.drop}
-        )
-        assert Counter(numbers(exchange(workers, expected.total()))) == expected
-        assert injector.frames() == FRAMES
-        fired = Counter(fired.rule for fate in fates(injector) for fired in fate.fired)
-        assert injector.counters() == {(rule, 0, 1): count for rule, count in fired.items()}
-        assert injector.check_replay() == sum(max(1, len(fate.fired)) for fate in fates(injector))
-        links = injector.links()[0, 1]
-        assert (links["unplaced"], links["lost"], links["flows"]) == (0, 0, 1)
-        assert links["passed"] == len(expected)
-    assert injector.counters() == {(rule, 0, 1): count for rule, count in fired.items()}
-    assert len(injector.log()) >= FRAMES
-    assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))  # no faults any more
-
-
 def test_corrupted_bits_are_those_of_the_reference(fabric):
     """The datagram's checksum hides them: a datagram that arrives was not corrupted, and the kernel
     drops the others.
@@ -142,88 +113,6 @@ def test_corrupted_bits_are_those_of_the_reference(fabric):
         assert numbers(exchange(workers, len(intact))) == intact
         assert injector.counters() == {(0, 0, 1): FRAMES - len(intact)}
         assert injector.check_replay() == FRAMES - len(intact)
-
-
-def test_all_delayed_frames_arrive(fabric):
-    fabric, workers = fabric
-    texts = (
-        "delay p=0.3 delay=5ms jitter=5ms",
-        "duplicate p=0.1",
-        "reorder p=0.05 behind=3 within=20ms kind=udp",
-    )
-    with Injector(fabric, rules(*texts), 5) as injector:
-        expected = Counter({n: fate.copies + 1 for n, fate in enumerate(fates(injector))})
-        found = numbers(exchange(workers, expected.total()))
-        assert Counter(found) == expected
-        assert found != sorted(found)
-        delays = injector.delays()
-        assert delays.received == sum(
-            any(fate.delays_ns) or fate.behind > 0 for fate in fates(injector)
-        )
-        assert delays.sent == sum(
-            fate.copies + 1 for fate in fates(injector) if any(fate.delays_ns) or fate.behind
-        )
-        assert injector.links()["unplaced"].sum() == 0
-        injector.check_replay()
-
-
-def test_blocked_links_pass_nothing(fabric):
-    fabric, workers = fabric
-    with Injector(fabric, rules("drop p=0")) as injector:
-        with partition(fabric, [["h1", "h3"], ["h2"]]):
-            assert exchange(workers, 0) == []
-            assert injector.links()["blocked"][0, 1] == FRAMES
-        assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))
-        assert injector.links()["blocked"].sum() == FRAMES
-
-
-@pytest.mark.deep
-def test_limits_drop_frames_that_exceed_the_bucket(fabric):
-    fabric, workers = fabric
-    limit = Limit(hosts="h1", direction="up", rate="64kbit", queue="2KiB")
-    with Injector(fabric) as injector:
-        injector.set_limits(bucket_table([limit], fabric.plan))
-        room = 2048 // (42 + PAYLOAD)  # frames that a full bucket lets through; 56 more per second
-        found = numbers(exchange(workers, room))
-        assert found[:room] == list(range(room))
-        links = injector.links()[0, 1]
-        assert links["limited"] + links["passed"] == FRAMES
-        assert links["limited"] > FRAMES / 2
-
-
-@pytest.mark.parametrize("switch", broad(["xdp", "bridge"]))
-@pytest.mark.parametrize("name", broad(["xdp-ring", "tcp-ring"]))
-def test_collectives_survive_losses(name, switch):
-    """Sums are exact, faults have fired on every hop of the ring, and the log agrees with the
-    reference model.
-    """
-    plan = plan_fabric(hosts=4, switch=switch)
-    times = 10
-    with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
-        set_datapath(fabric, "xdp" if name == "xdp-ring" else "sockets")
-        specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
-        arguments = {
-            host.name: {"name": name, "spec": spec}
-            for host, spec in zip(plan.hosts, specs, strict=True)
-        }
-        workers.call_all(open_ring, arguments, timeout=30)
-        with Injector(
-            fabric, rules("drop p=0.02", "duplicate p=0.02"), seed=2, trace=True
-        ) as injector:
-            arguments = {host.name: {"rank": host.rank, "times": times} for host in plan.hosts}
-            results = workers.call_all(reduce_ring, arguments, timeout=90)
-        for sums in results.values():
-            for number, found in enumerate(sums):
-                np.testing.assert_allclose(found, np.full(20_000, 6 + 4 * number), rtol=1e-6)
-        fired = injector.counters()
-        assert injector.check_replay() >= injector.frames()
-        assert (
-            injector.log()["length"].max() <= 14 + plan.mtu
-        )  # frames as a real wire would carry them
-        assert {(sender, receiver) for _, sender, receiver in fired} >= {
-            (rank, (rank + 1) % 4) for rank in range(4)
-        }
-        assert {rule for rule, *_ in fired} == {0, 1}
 
 
 def test_a_log_that_differs_is_named(fabric):

@@ -138,9 +138,11 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
                     if isinstance(outcome, CollectiveError)
                 }
         assert isinstance(outcomes[1], WorkerDied)
+        assert "killed by signal 9" in str(outcomes[1])
         assert sorted(errors) == [0, 2, 3]
         assert all("rank 1 (h2) silent for 2 s" in str(error) for error in errors.values())
-        group.open(["h1", "h3", "h4"])
+        group.open(["h3", "h1", "h4"])
+        assert group.hosts == ["h3", "h1", "h4"]
         assert_exact(group.all_reduce(inputs[:3]), inputs[:3], "int32")
 
 

@@ -47,6 +47,8 @@ def test_backends_train_the_same_model(tmp_path: Path) -> None:
 
     assert run.manifest["status"] == "complete"
     assert run.backends == ["xdp-ring", "tcp-ring"]
+    assert not (out / "faults.parquet").exists()
+    assert run.metric("faults_fired").empty
     # Lanes of 32 bits are finer than float32's own rounding: curves coincide far within the
     # tolerance.
     np.testing.assert_allclose(

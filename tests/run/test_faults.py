@@ -1,10 +1,6 @@
 """Faults of a scenario: in every backend's turns alike, counted, logged and reported."""
 
 import json
-import os
-import signal
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +9,9 @@ import pytest
 
 from analysis.report import make_report
 from testbed.core.errors import TestbedError
-from testbed.faults import timeline
-from testbed.faults.attach import attach
-from testbed.faults.processes import slow
-from testbed.host.cgroup import remove_groups
 from testbed.results import FAULT_COLUMNS, Run, load_run
 from testbed.run import run_scenario
 from testbed.scenario import Scenario, parse_scenario
-from testbed.worker import Workers
-from tests.support.fabric.helpers import traces
 
 pytestmark = [pytest.mark.net, pytest.mark.usefixtures("cache")]
 
@@ -58,6 +48,7 @@ def test_faults_hit_all_backends_and_change_no_model(tmp_path: Path) -> None:
         "drop p=0.02",
         "pause host=h3 for=20ms",
         "duplicate p=0.05 link=h1->h2",
+        "flood switch=s1 for=20ms",
         "kill host=h2 at=300s",
     )
     out = run_scenario(faulty(*faults), tmp_path / "run", quiet=True)
@@ -68,33 +59,28 @@ def test_faults_hit_all_backends_and_change_no_model(tmp_path: Path) -> None:
         rows = log[log["backend"] == backend]
         # Each fault has fired in the turns of each backend, and the table counts what the log
         # lists.
-        assert set(rows["fault"]) == {0, 1, 2}
-        pauses = rows[rows["action"] == "pause"]
-        assert pauses["epoch"].tolist() == [0, 1]
-        assert (pauses["duration"] > 0).all()
-        frames = rows[rows["action"] != "pause"]
+        assert set(rows["fault"]) == {0, 1, 2, 3}
+        for action, where in (("pause", "h3"), ("flood", "s1")):
+            happened = rows[rows["action"] == action]
+            assert happened["epoch"].tolist() == [0, 1]
+            assert happened["hosts"].tolist() == [where] * 2
+            assert (happened["duration"] > 0).all()
+        frames = rows[~rows["action"].isin(["pause", "flood"])]
         assert fired[fired["backend"] == backend]["value"].sum() == len(frames)
         doubled = frames[frames["action"] == "duplicate"]
         assert set(zip(doubled["sender"], doubled["receiver"], strict=True)) == {("h1", "h2")}
     assert run.metric("fault_log_lost")["value"].sum() == 0
     events = run.metric("fault_events")
-    assert (
-        events["value"].tolist() == [1.0, 0.0] * 4
-    )  # per backend and epoch: the kill was scheduled for later
-    assert events["fault"].unique().tolist() == ["pause host=h3 for=20ms", "kill host=h2 at=300s"]
+    # Per backend and epoch: the kill was scheduled for later.
+    assert events["value"].tolist() == [1.0, 1.0, 0.0] * 4
+    assert events["fault"].unique().tolist() == [faults[1], faults[3], faults[4]]
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
+    assert "<td>flood switch=s1 for=20ms</td>" in report.read_text()
     assert (
         "happened in 0 of 2 turns with xdp-ring, 0 of 2 turns with tcp-ring" in report.read_text()
     )
-
-
-@pytest.mark.deep
-def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
-    out = run_scenario(faulty(training={"epochs": 1}), tmp_path / "run", quiet=True)
-    assert not (out / "faults.parquet").exists()
-    assert load_run(out).metric("faults_fired").empty
 
 
 @pytest.mark.deep
@@ -116,62 +102,6 @@ def test_the_death_of_a_host_ends_the_run_with_an_error_that_names_it_and_a_log(
     (kill,) = log[log["action"] == "kill"].to_dict("records")
     assert (kill["hosts"], kill["backend"], kill["epoch"]) == ("h2", "xdp-ring", 0)
     assert pd.isna(kill["duration"])
-
-
-@pytest.mark.parametrize("place", ["attach", "timeline"])
-@pytest.mark.deep
-def test_an_interrupt_while_faults_come_into_force_ends_the_run_cleanly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    interrupted: list[str] = []
-
-    def interrupting(function: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if when(*arguments):
-                interrupted.append(
-                    arguments[0].fabric.run_id if place == "attach" else arguments[0].run_id
-                )
-                os.kill(os.getpid(), signal.SIGTERM)
-            return function(*arguments, **options)
-
-        return call
-
-    if place == "attach":
-        monkeypatch.setattr(
-            Workers,
-            "call_all",
-            interrupting(Workers.call_all, lambda _, called, *rest: called is attach),
-        )
-    else:
-        monkeypatch.setattr(timeline, "slow", interrupting(slow, lambda *_: True))
-    with pytest.raises(SystemExit) as ended:
-        run_scenario(faulty("drop p=0.01", "slow host=h3 share=0.5"), tmp_path / "run", quiet=True)
-    assert ended.value.code == 143
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
-    assert traces(interrupted[0]) == []
-    assert not list(remove_groups(interrupted[0]))
-    assert "timeline" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.mark.parametrize("switch", ["xdp", "bridge"])
-@pytest.mark.deep
-def test_floods_are_counted_logged_and_reported_and_change_no_result(
-    tmp_path: Path, switch: str
-) -> None:
-    # The first one begins before the work does, however short that is.
-    faults = ("flood switch=s1 for=300s", "drop p=0.01", "flood switch=s1 at=400s")
-    changes = {"fabric": {"switch": switch}, "collective": {"backends": ["tcp-ring", "gloo"]}}
-    out = run_scenario(faulty(*faults, **changes), tmp_path / "run", quiet=True)
-    run, log = load_run(out), log_of(out)
-    assert losses(run, "tcp-ring") == pytest.approx(losses(run, "gloo"), rel=1e-3)
-    events = run.metric("fault_events")
-    assert events["value"].tolist() == [1.0, 0.0] * 4
-    assert events["fault"].unique().tolist() == [faults[0], faults[2]]
-    floods = log[log["action"] == "flood"]
-    assert floods["hosts"].tolist() == ["s1"] * 4
-    assert (floods["duration"] > 0).all()
-    report, _ = make_report(out)
-    assert f"<td>{faults[0]}</td>" in report.read_text()
 
 
 @pytest.mark.deep

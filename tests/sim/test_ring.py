@@ -109,22 +109,6 @@ def test_a_frame_per_step_takes_alpha_and_beta(ranks: int) -> None:
     )
 
 
-def test_a_large_tensor_takes_the_time_of_its_bytes() -> None:
-    """A link carries 2 (N-1)/N of all frames (Patarasuk and Yuan 2009)."""
-    plan = plan_fabric("star", 4)
-    hardware = Hardware(link=LinkModel(rate=1e9))
-    ring = SimulatedRing(
-        plan, hardware, CollectiveOptions(lanes="int16", window=16), capacity=400_000
-    )
-    assert_exact(ring, 400_000, times=2)
-    chunk = chunk_bytes_for(plan.mtu)
-    chunks = -(-(400_000 * 2 + status_bytes(4)) // (chunk - CHECK_BYTES))
-    frames = 2 * 3 / 4 * chunks
-    assert ring.seconds[1] == pytest.approx(
-        frames * hardware.link.seconds(FRAME_BYTES + chunk), rel=0.01
-    )
-
-
 def test_a_ring_that_makes_no_progress_says_who_waits_for_whom() -> None:
     ring = make(3, ["drop p=1 link=h2->h3 kind=reduce,result"], timeout=0.5)
     with pytest.raises(CollectiveError) as caught:

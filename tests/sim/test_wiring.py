@@ -3,9 +3,8 @@
 import pytest
 import simpy
 
-from testbed.plan import SimulatedFabricOptions, plan_fabric
+from testbed.plan import plan_fabric
 from testbed.sim.hardware import Hardware, HostCosts, LinkModel, SwitchModel
-from testbed.sim.stations import Train
 from testbed.sim.wiring import Message, Wiring
 
 HARDWARE = Hardware(
@@ -36,20 +35,6 @@ def test_a_frame_crosses_the_links_of_a_shortest_path(
     env.run()
     assert arrived == [(pytest.approx(links * 11e-6 + (links - 1) * 3e-6), "hello")]
     assert sum(line.frames for line in wiring.transmitters) == links
-
-
-def test_a_train_takes_the_time_of_its_frames() -> None:
-    env = simpy.Environment()
-    plan = SimulatedFabricOptions(topology="fat-tree", hosts=128, k=8).plan()
-    arrived = []
-    wiring = Wiring(env, plan, HARDWARE)
-    wiring.hosts[127].receive = lambda message: arrived.append(env.now)
-    for _ in range(20):
-        wiring.send(Message(0, 127, LENGTH, None))
-    env.run()
-    train = Train(20, LENGTH, 0.0, 0.0)
-    Wiring(simpy.Environment(), plan, HARDWARE).carry(train, 0, 127)
-    assert (train.head, train.tail) == pytest.approx((arrived[0], arrived[-1]))
 
 
 def test_namespaces_of_one_machine_share_its_cpus() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 __all__ = ["PROGRAM", "call_testbed", "run_testbed"]
@@ -13,10 +14,16 @@ __all__ = ["PROGRAM", "call_testbed", "run_testbed"]
 PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 
 
-def run_testbed(*arguments: str, timeout: float = 100.0) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end, in a process of its own."""
+def run_testbed(
+    *arguments: str, timeout: float = 100.0, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, in a process of its own.
+
+    :param options: Further ones of :func:`subprocess.run`.
+    """
+    command = [*PROGRAM, *arguments]
     return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+        command, capture_output=True, text=True, timeout=timeout, check=False, **options
     )
 
 

@@ -8,7 +8,7 @@ from testbed.core.errors import SpecError
 from testbed.faults.spec import parse_fault
 from testbed.plan import FabricOptions, plan_fabric
 from testbed.scenario import parse_scenario
-from tests.support.command import PROGRAM
+from tests.support.command import run_testbed
 
 HERE = "tests.support.topologies"
 
@@ -82,10 +82,7 @@ def test_words_of_tclink_are_refused_with_the_faults_that_they_mean() -> None:
 
 
 def type_at_the_prompt(topology: str, typed: str) -> subprocess.CompletedProcess[str]:
-    command = [*PROGRAM, "up", "--topology", topology, "--cli"]
-    return subprocess.run(
-        command, input=typed, capture_output=True, text=True, check=False, timeout=100
-    )
+    return run_testbed("up", "--topology", topology, "--cli", input=typed)
 
 
 @pytest.mark.net

@@ -3,17 +3,15 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from testbed.vm import SERIES, VmDied, VmTimeout, find_image, run_in_vm
-from tests.support.command import call_testbed
+from tests.support.command import PROGRAM, call_testbed, run_testbed
 from tests.support.waiting import wait_until
 
 NEWEST = SERIES[0]
-TESTBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 DEADLINE = 300.0  # seconds, for a boot without KVM on a busy machine
 
 vm = [pytest.mark.vm, pytest.mark.timeout(600)]
@@ -78,7 +76,7 @@ def test_a_command_that_hangs_ends_in_time(tmp_path):
 
 @with_vm
 def test_the_machine_ends_with_its_testbed(tmp_path):
-    command = [*TESTBED, "vm", "run", "--", "sleep", "1000"]
+    command = [*PROGRAM, "vm", "run", "--", "sleep", "1000"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as testbed:
         qemu = await_child(testbed.pid)
         os.kill(testbed.pid, signal.SIGKILL)
@@ -100,13 +98,7 @@ def await_child(pid: int) -> Path:
 @with_vm
 def test_tests_for_guests_pass():
     """Programs, namespaces, and netem, on the newest kernel."""
-    done = subprocess.run(
-        [*TESTBED, "vm", "test", "--kernel", NEWEST],
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE - 20,
-        check=False,
-    )
+    done = run_testbed("vm", "test", "--kernel", NEWEST, timeout=2 * DEADLINE - 20)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
     assert " skipped" not in done.stdout
@@ -139,13 +131,7 @@ def test_bad_input(arguments, said):
 
 
 def test_what_is_not_installed_has_a_remedy(tmp_path):
-    done = subprocess.run(
-        [*TESTBED, "vm", "setup"],
-        env={**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    elsewhere = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = run_testbed("vm", "setup", env=elsewhere)
     assert done.returncode == 1
     assert done.stderr == "error: apt-cache is not installed (package apt): run `make vm`\n"

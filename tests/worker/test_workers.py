@@ -180,15 +180,6 @@ def test_the_death_of_a_worker_that_was_not_called_is_noticed(
         workers.call_all(calls.wait_for, {"h1": {"path": tmp_path / "never"}})
 
 
-def test_a_dead_worker_cannot_be_called(workers: Workers) -> None:
-    process = workers["h1"].process
-    assert process
-    process.kill()
-    process.wait()
-    with pytest.raises(WorkerDied, match="worker h1 was killed by signal 9"):
-        workers["h1"].call(calls.describe)
-
-
 def test_resources_are_closed_when_workers_stop(fabric: Fabric, tmp_path: Path) -> None:
     with Workers(fabric) as workers:
         workers.call_all(calls.on_close, {name: {"path": tmp_path / name} for name in workers})

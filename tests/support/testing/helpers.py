@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTBED = Path(sys.executable).with_name("testbed")
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
