@@ -8,6 +8,7 @@ is then a failure, so that a machine known to have them cannot pass by skipping.
 import contextlib
 import json
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.support.waiting import wait_until
 REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}
 SESSION = "TESTBED_TEST_SESSION"  # in the environment of all processes of a session
 STATE = Path("/run/testbed")
+MODULE_MARK = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(\w+)", re.MULTILINE)
 GRACE = 30.0  # seconds for what disappears by itself, such as devices of a deleted namespace
 
 # A busy machine is no failure: whole tests have a deadline (pytest-timeout), single examples have
@@ -49,15 +51,19 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a module that has no test of the tier which ``-m "TIER and ..."`` asks for:
-    importing all of them takes each worker ten seconds.
+    """Do not import a module whose text shows that no test in it is of the tier that ``-m`` asks
+    for, as in ``net and not deep``: importing all of them takes each worker ten seconds.
     """
-    tier, conjunction, rest = config.getoption("markexpr").partition(" and ")
-    if tier not in (*TIERS, "alone") or not conjunction or " or " in rest:
+    terms = config.getoption("markexpr").split(" and ")
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    if collection_path.suffix != ".py" or f"mark.{tier}" in collection_path.read_text():
+    if len(terms) == 1 or not all(re.fullmatch(r"(not )?\w+", term) for term in terms):
         return None
-    return collection_path.name.startswith("test_") or None
+    text = collection_path.read_text()
+    if any(f"mark.{term}" not in text for term in terms if term in (*TIERS, "alone")):
+        return True
+    of_all = MODULE_MARK.search(text)
+    return of_all is not None and f"not {of_all[1]}" in terms or None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
