@@ -31,7 +31,7 @@ class Leftovers:
     error: str | None = None
 
 
-def clean(root: Path = ROOT) -> list[Leftovers]:
+def clean(root: Path = ROOT, run_id: str | None = None) -> list[Leftovers]:
     """For each state file of a dead controller, kill the processes that it lists, and remove its
     directories and the file itself. Also remove the recorded errors of failed controllers.
 
@@ -41,9 +41,12 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
     Results stay; they are named.
 
     :param root: Directory of state files.
+    :param run_id: The only run whose remains are removed; by default those of all runs are.
     """
     removed = []
     for file in state_files(root):
+        if run_id not in (None, file.run_id):
+            continue
         left = Leftovers(file.run_id)
         try:
             state = file.read()
@@ -74,6 +77,8 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
         left.files.append(str(file.path))
         removed.append(left)
     for failed in failures(root):
+        if run_id not in (None, failed.run_id):
+            continue
         failed.path.unlink(missing_ok=True)
         removed.append(Leftovers(failed.run_id, files=[str(failed.path)]))
     return removed

@@ -133,7 +133,7 @@ class Soak:
                 pass
             finally:
                 process.kill()
-        refused = [left.error for left in clean() if left.run_id == run_id and left.error]
+        refused = [left.error for left in clean(run_id=run_id) if left.error]
         if refused or (found := leftovers(run_id)):
             raise Finding(
                 "left after the controller was killed and `testbed clean`:"

@@ -114,6 +114,7 @@ def test_a_missing_program_is_an_error(run_id: str) -> None:
     assert answer.stderr.startswith("error: ")
 
 
+@pytest.mark.usefixtures("only_cleaner")
 def test_an_error_after_up_is_shown_until_clean() -> None:
     name = new_run_id()
     controller = json.loads(call("up", "--hosts", "2", "--run-id", name, "--json").stdout)[
@@ -229,6 +230,7 @@ def test_down_ends_what_runs_inside(run_id: str) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.usefixtures("only_cleaner")
 def test_a_dead_run_is_shown_and_cleaned() -> None:
     name = new_run_id()
     controller = json.loads(call("up", "--hosts", "1", "--run-id", name, "--json").stdout)[

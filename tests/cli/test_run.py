@@ -143,6 +143,7 @@ def test_a_run_replaces_a_previous_one(scenario: Path, previous: Path) -> None:
 
 @pytest.mark.net
 @pytest.mark.deep
+@pytest.mark.usefixtures("only_cleaner")
 def test_clean_names_what_a_killed_run_was_writing(scenario: Path, previous: Path) -> None:
     line = command(scenario, previous, "--overwrite")
     assert interrupt(line, signal.SIGKILL, "tcp-ring: epoch 1 ")[0] == -signal.SIGKILL

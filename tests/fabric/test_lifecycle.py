@@ -162,6 +162,7 @@ def foreign_network(tmp_path: Path) -> Iterator[set[str]]:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
+@pytest.mark.usefixtures("only_cleaner")
 def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
     foreign_network: set[str],
 ) -> None:
@@ -195,6 +196,7 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
 
 
 @pytest.mark.parametrize("seed", broad(range(int(os.environ.get("TESTBED_KILLS", "4")))))
+@pytest.mark.usefixtures("only_cleaner")
 def test_clean_removes_what_is_left_of_faults_in_force(seed: int) -> None:
     """The controller is killed at a random moment, determined by the seed; ``TESTBED_KILLS=20``
     tries more moments.

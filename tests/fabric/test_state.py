@@ -132,6 +132,7 @@ def test_clean_removes_a_dead_run(tmp_path: Path, sleeper: "subprocess.Popen[byt
     )
     StateFile("dead", tmp_path).create(state)
     (tmp_path / ".dead.json.next").write_text("{")  # killed while it wrote
+    assert clean(tmp_path, "other") == []
     (left,) = clean(tmp_path)
     assert left.processes == [f"sleeper ({sleeper.pid})"]
     assert left.files == [str(directory), str(tmp_path / "dead.json")]
