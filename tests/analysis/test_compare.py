@@ -63,6 +63,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(make_run) -> None:
         make_report(path)
 
 
+@pytest.mark.deep
 def test_times_of_a_short_epoch_are_in_ms(make_run) -> None:
     from testbed.results import RunFolder
 

@@ -95,7 +95,8 @@ def test_report_mentions_events_that_never_happened(make_run: RunMaker) -> None:
                 "segmentation offloads off for sockets,",
                 "with segmentation offloads off, each is a frame.",
             ),
-        ]
+        ],
+        0,
     ),
 )
 def test_report_gives_the_offloads_of_the_run(
@@ -163,6 +164,7 @@ def test_report_answers_first_and_escapes(reported: Path) -> None:
     assert "Numbers &lt;known&gt; &amp; exact" in html
     assert "testbed run &#39;made up.toml&#39;" in html
     assert "all 4 tolerance checks passed" in html
+    assert "offloads on for sockets," in html
     assert "What to try next:" in html
     assert "--fault &#39;drop p=0.01&#39;" in html
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from testbed.cli import app
 from tests.support.command import call_testbed
 from tests.support.tiers import broad
 
@@ -21,7 +23,6 @@ from testbed import cli
 @cli.app.command()
 def act(verbose: cli.options.Verbose = 0) -> None:
     {action}
-cli.main()
 """
 
 
@@ -36,12 +37,20 @@ def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run("from testbed.cli import main; main()", *arguments)
 
 
+def verb(action: str) -> str:
+    return VERB.format(action=textwrap.indent(textwrap.dedent(action), "    ").strip())
+
+
 def act(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(
-        VERB.format(action=textwrap.indent(textwrap.dedent(action), "    ").strip()),
-        "act",
-        *arguments,
-    )
+    """Run the verb in this process."""
+    with mock.patch.object(app, "registered_commands", list(app.registered_commands)):
+        exec(verb(action), {})
+        return call_testbed("act", *arguments)
+
+
+def act_alone(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the verb in a process of its own, whose end is what is tested."""
+    return run(verb(action) + "cli.main()", "act", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_further_information_precedes_the_log() -> None:
 
 
 def test_bug_keeps_its_traceback() -> None:
-    done = act("raise ZeroDivisionError('a bug')")
+    done = act_alone("raise ZeroDivisionError('a bug')")
     assert "Traceback (most recent call last)" in done.stderr
     assert done.stderr.endswith("ZeroDivisionError: a bug\n")
     assert done.returncode == 1
@@ -100,7 +109,7 @@ def test_bug_keeps_its_traceback() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_unwinds_and_says_nothing(number: signal.Signals) -> None:
-    done = act(f"""
+    done = act_alone(f"""
         try:
             signal.raise_signal({int(number)})
         finally:
@@ -111,7 +120,7 @@ def test_signal_unwinds_and_says_nothing(number: signal.Signals) -> None:
 
 def test_verbose_before_and_after_the_verb() -> None:
     action = "import logging; logging.getLogger('testbed.x').info('made %d hosts', 4)"
-    source = VERB.format(action=action)
+    source = verb(action) + "cli.main()"
     assert "made 4 hosts" not in run(source, "act").stderr
     assert "testbed.x: made 4 hosts" in run(source, "-v", "act").stderr
     assert "testbed.x: made 4 hosts" in run(source, "act", "-v").stderr
@@ -181,14 +190,14 @@ LIMITS = {
 
 @pytest.mark.parametrize(("action", "text"), broad(LIMITS.items(), 2), ids=LIMITS)
 def test_a_limit_is_one_line(action: str, text: str) -> None:
-    done = act(action)
+    done = act_alone(action)
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.startswith(f"error: {text}")
     assert done.stderr.count("\n") == 1
 
 
 def test_a_limit_has_a_traceback_when_asked() -> None:
-    assert "Traceback" in act("bytes(1 << 60)", "-vv").stderr
+    assert "Traceback" in act_alone("bytes(1 << 60)", "-vv").stderr
 
 
 @pytest.mark.deep

@@ -170,12 +170,6 @@ def test_trials_that_always_kill_their_worker_fail(tmp_path: Path, cluster: Clus
         ),
         (
             "simulation",
-            ["--scheduler", "nowhere"],
-            "--scheduler nowhere: must be the address of a Dask scheduler, such as"
-            " tcp://127.0.0.1:8786: ",
-        ),
-        (
-            "simulation",
             ["--scheduler", "tcp://127.0.0.1:1"],
             "--scheduler tcp://127.0.0.1:1: must be the address of a Dask scheduler, such as"
             " tcp://127.0.0.1:8786: ",

@@ -110,6 +110,7 @@ def test_results_have_the_schema_of_an_emulated_run(tmp_path: Path) -> None:
     assert set(load(found.path)["engine"]) == {"simulation"}
 
 
+@pytest.mark.deep
 def test_faults_are_those_of_the_seed(tmp_path: Path) -> None:
     made = scenario(2, ["drop p=0.02 kind=reduce,result"], lanes="int16", timeout=30.0)
     one, same = (run(made, tmp_path / name) for name in ("one", "same"))
