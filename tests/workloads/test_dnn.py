@@ -1,7 +1,10 @@
 """Deep networks: published sizes, DDP's buckets, and a run."""
 
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +72,29 @@ def test_each_bucket_is_summed_once_a_step(overlap: bool) -> None:
     assert sum(first.times[part] for part in parts) == pytest.approx(first.times["epoch_time"])
     assert len(first.entered) == len(first.left) == 6
     assert first.digest != second.digest
+
+
+class Threaded(Alone):
+    """Sums in a thread of its own, as gloo does, and takes `SPENT` seconds of CPU time."""
+
+    SPENT = 0.002
+
+    def all_reduce(self, *arguments: Any, **keys: Any) -> Any:
+        def work() -> None:
+            while time.thread_time() < self.SPENT:
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return super().all_reduce(*arguments, **keys)
+
+
+def test_cpu_time_of_a_librarys_threads_counts() -> None:
+    table = DNNTable(model=NETWORK, steps=3, bucket_mb=1)
+    backend = Threaded(None, SimpleNamespace(size=1, capacity=SMALL.parameters))
+    used = Trainer(table, units=9, rank=0, world=1, seed=1).epoch(backend, 0)
+    assert used.times["communication_cpu_time"] >= 6 * Threaded.SPENT
 
 
 def test_a_wrong_sum_is_found() -> None:

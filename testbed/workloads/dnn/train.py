@@ -60,8 +60,8 @@ class Trainer:
         """
         spent = dict.fromkeys(("forward", "backward", "exposed", "update"), 0.0)
         phases, counters = dict(backend.phases), backend.counters()
-        spans: list[tuple[float, float, float]] = []
-        begun = time.monotonic()
+        spans: list[tuple[float, float]] = []
+        begun, used = time.monotonic(), _communicating()
         # A backend is used by one thread at a time: this one, from here to the end of the epoch.
         with ThreadPoolExecutor(1, "all-reduce") as thread:
             try:
@@ -72,14 +72,14 @@ class Trainer:
             except BaseException:
                 thread.shutdown(wait=False, cancel_futures=True)  # each would wait for its timeout
                 raise
-        whole = time.monotonic() - begun
+        whole, used = time.monotonic() - begun, _communicating() - used
         self._check(backend, shift)
-        entered, left, cpu = np.array(spans).T
+        entered, left = np.array(spans).T
         times = {**spent, "other": whole - sum(spent.values()), "epoch_time": whole}
         times |= {phase: backend.phases[phase] - phases[phase] for phase in PHASES}
         times |= {
             "communication_time": float(np.sum(left - entered)),
-            "communication_cpu_time": float(np.sum(cpu)),
+            "communication_cpu_time": used,
         }
         sent = backend.counters() - counters
         counts: dict[str, float] = {"steps": self.table.steps, **asdict(sent)}
@@ -87,12 +87,12 @@ class Trainer:
 
     def _step(
         self, backend: Backend, thread: ThreadPoolExecutor, shift: int, spent: dict[str, float]
-    ) -> list[tuple[float, float, float]]:
+    ) -> list[tuple[float, float]]:
         marks = [time.monotonic()]
         for units in self._forward:
             self._work.do(units)
         marks.append(time.monotonic())
-        summed: list[Future[tuple[float, float, float]]] = []
+        summed: list[Future[tuple[float, float]]] = []
         waiting, done = list(self._buckets), 0
         for units, end in zip(self._backward, self._ends, strict=True):
             self._work.do(units)
@@ -114,12 +114,12 @@ class Trainer:
         """Write this rank's numbers."""
         fill(self._vector[start:end], self._draws[self.rank], start, end, shift)
 
-    def _reduce(self, backend: Backend, bucket: Bucket) -> tuple[float, float, float]:
-        """Sum a bucket; return when this rank entered and left, and its CPU time."""
+    def _reduce(self, backend: Backend, bucket: Bucket) -> tuple[float, float]:
+        """Sum a bucket; return when this rank entered and left."""
         view = self._vector[bucket.start : bucket.end]
-        entered, used = time.monotonic(), time.thread_time()
+        entered = time.monotonic()
         backend.all_reduce(view, out=view)
-        return entered, time.monotonic(), time.thread_time() - used
+        return entered, time.monotonic()
 
     def _check(self, backend: Backend, shift: int) -> None:
         """Compare every sum of the last step with what it must be."""
@@ -133,3 +133,10 @@ class Trainer:
                     f"{backend.name}: element {start + int(errors.argmax())} of rank {self.rank}'s"
                     f" summed gradient is off by {errors.max():g}: must be at most {bound:g}"
                 )
+
+
+def _communicating() -> float:
+    """CPU time of all threads but this one, which computes: of the one that sums, and of those of
+    its library, such as gloo's.
+    """
+    return time.process_time() - time.thread_time()
