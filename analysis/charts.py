@@ -1,14 +1,15 @@
 """What a person asks for in a notebook: a chart with the points that it plots.
 
-Each function takes what `analysis.load` returns, or rows of it. Values are medians over trials, and
-bars reach from the smallest to the largest trial; with a single trial, both are over its epochs.
-Epochs in which telemetry counted are left out, since it slows them down.
+Each function takes what `analysis.load` returns, or rows of it. Values are medians, of trials or of
+a single trial's epochs (`analysis.epochs`); a bar is where the median is with a confidence of 95 %
+(`testbed.core.medians.Median`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -18,11 +19,13 @@ from matplotlib.figure import Figure
 
 from analysis.cpu_time import breakdown as cpu_breakdown
 from analysis.cpu_time import cpu_figure
+from analysis.epochs import RATIOS, medians, spread, with_ratio
 from analysis.loading import each_run, origin
 from analysis.style import PART_COLOURS, STYLE, mark, number, save, scale_of, style_of, styles_of
 from analysis.summary import epoch_split
 from analysis.workload import in_kernel, report_of
 from testbed.core.errors import SpecError
+from testbed.core.medians import Comparison, Median, compare, fastest
 from testbed.core.numbers import format_size
 
 __all__ = [
@@ -36,12 +39,6 @@ __all__ = [
     "throughput",
     "trend",
 ]
-
-RATIOS = {
-    "steps_per_second": ("steps", "epoch_time", "1/s"),
-    "communication_share": ("communication_time", "epoch_time", "1"),
-}
-"""Metrics that are the ratio of two: above, below, unit."""
 
 
 @dataclass(frozen=True)
@@ -67,40 +64,6 @@ class Chart:
         with mpl.rc_context(STYLE):
             self.figure.savefig(out, format="png", dpi=110)
         return out.getvalue()
-
-
-def spread(runs: pd.DataFrame, metric: str, by: Sequence[str] = ("backend",)) -> pd.DataFrame:
-    """Return `median`, `low`, `high` and `count` of a metric for each combination of `by`.
-
-    A metric of ranks is the mean over ranks first, then the median over a trial's epochs.
-
-    :raises SpecError: No run has the metric.
-    """
-    rows = runs[runs["metric"] == metric]
-    if rows.empty:
-        known = ", ".join(sorted(set(runs["metric"]))[:40])
-        raise SpecError(f"metric {metric}: is in none of these runs: must be one of {known}")
-    keys = ["run", *[each for each in by if each != "run"], "trial"]
-    if "cell" in rows:
-        keys.append("cell")
-    epochs = [*keys, "epoch"] if "epoch" in rows and rows["epoch"].notna().any() else keys
-    counted = runs[runs["metric"] == "counted_time"]
-    if len(counted) and "epoch" in epochs:
-        marks = ["run", "backend", "trial", "epoch"]
-        left_out = pd.MultiIndex.from_frame(counted[marks])
-        rows = rows[~pd.MultiIndex.from_frame(rows[marks]).isin(left_out)]
-    each = rows.groupby(epochs, sort=False)["value"].mean()
-    trials = each.groupby(keys, sort=False).median()
-    few = each if trials.groupby(list(by), sort=False).size().max() == 1 else trials
-    grouped = few.groupby(list(by), sort=False)
-    return pd.DataFrame(
-        {
-            "median": trials.groupby(list(by), sort=False).median(),
-            "low": grouped.min(),
-            "high": grouped.max(),
-            "count": grouped.size(),
-        }
-    )
 
 
 def stack(split: pd.DataFrame, parts: Sequence[str], label: str) -> tuple[Figure, Axes]:
@@ -166,8 +129,7 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
             data, figure = cpu_figure(table)
         else:
             parts = list(dict.fromkeys(part for run in each for part in report_of(run).parts))
-            table = table.rename(columns={"fastest": "low", "slowest": "high"})
-            figure, _ = stack(table, parts, "median epoch, bars: fastest to slowest")
+            figure, _ = stack(table, parts, "median epoch, bars: where it is with 95 %")
             data = table[[*parts, "epoch", "low", "high"]].rename_axis("run").reset_index()
         mark(figure, origin(runs))
     return Chart(data, figure)
@@ -179,30 +141,31 @@ def speedup(
     by: str | None = None,
     metric: str = "epoch_time",
 ) -> Chart:
-    """Show how many times as fast as a baseline each transport is: above 1 is faster.
+    """Show how many times as fast as a baseline each transport is: above 1 is faster. Where its bar
+    reaches 1, neither can be called faster: `tie`.
 
     :param baseline: A transport; by default the best over sockets, at each value of `by`.
     :param by: A column, such as a key of a sweep's grid; by default each run.
     :param metric: A time; of benches ``time_median``.
     """
     key = by or "run"
-    table = spread(runs, metric, (key, "backend")).reset_index()
     sockets = _sockets(runs)
+    groups: dict[Any, dict[str, Median]] = {}
+    for (value, name), found in medians(runs, metric, (key, "backend")).items():
+        groups.setdefault(value, {})[str(name)] = found
     rows = []
-    for value, group in table.groupby(key, sort=by is not None):
-        group = group.set_index("backend")
-        against = baseline
-        if against is None:
-            candidates = [name for name in group.index if name in sockets]
-            against = str(group.loc[candidates, "median"].idxmin()) if candidates else None
-        if against is None or against not in group.index:
+    for value in sorted(groups) if by is not None else groups:
+        group = groups[value]
+        candidates = {name: found for name, found in group.items() if name in sockets}
+        against = baseline or (fastest(candidates)[0] if candidates else None)
+        if against is None or against not in group:
             raise SpecError(f"baseline {against}: was not measured at {key} = {value}")
-        base = group.loc[against, "median"]
-        for name, row in group.iterrows():
+        for name, found in group.items():
             if name != against or baseline is not None:
-                ratios = {"speedup": base / row["median"], "low": base / row["high"]}
-                rows.append({key: value, "backend": name, "baseline": against, **ratios})
-                rows[-1] |= {"high": base / row["low"], "count": row["count"]}
+                how = Comparison.same() if name == against else compare(found, group[against])
+                rows.append({key: value, "backend": name, "baseline": against})
+                rows[-1] |= {"speedup": how.ratio, "low": how.low, "high": how.high}
+                rows[-1] |= {"tie": how.tie, "count": found.count}
     data = pd.DataFrame(rows)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.6))
@@ -233,7 +196,7 @@ def trend(runs: pd.DataFrame, metric: str, by: str) -> Chart:
     :param metric: Any, or one of `RATIOS`.
     :param by: A column, such as a key of a sweep's grid.
     """
-    runs = _with_ratio(runs, metric)
+    runs = with_ratio(runs, metric)
     data = spread(runs, metric, (by, "backend")).reset_index()
     unit = str(runs.loc[runs["metric"] == metric, "unit"].iloc[0])
     scale, label = 1.0, f"{metric.replace('_', ' ')}, {unit}"
@@ -292,18 +255,6 @@ def cdf(runs: pd.DataFrame, metric: str = "epoch_time") -> Chart:
         axes.legend(frameon=False, fontsize=9)
         mark(figure, origin(runs))
     return Chart(pd.concat(parts, ignore_index=True), figure, label)
-
-
-def _with_ratio(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Add the rows of a metric that is the ratio of two, for each rank's epoch."""
-    if metric not in RATIOS or metric in set(runs["metric"]):
-        return runs
-    above, below, unit = RATIOS[metric]
-    keys = [name for name in ("run", "cell", "backend", "trial", "epoch", "rank") if name in runs]
-    upper = runs[(runs["metric"] == above) & runs["epoch"].notna()].set_index(keys)["value"]
-    lower = runs[runs["metric"] == below]
-    value = upper.reindex(pd.MultiIndex.from_frame(lower[keys])).to_numpy() / lower["value"]
-    return pd.concat([runs, lower.assign(metric=metric, unit=unit, value=value)])
 
 
 def _sockets(runs: pd.DataFrame) -> set[str]:

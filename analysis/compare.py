@@ -8,13 +8,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.charts import breakdown
+from analysis.epochs import medians_of
 from analysis.loading import load
 from analysis.narrative import duration
-from analysis.report import Grid, picture, template, timed
-from analysis.style import number, scale_of
+from analysis.report import Grid, against, certainty, picture, template, timed
+from analysis.style import scale_of
 from analysis.summary import baseline, epoch_split
 from analysis.workload import report_of
 from testbed.core.errors import SpecError, StorageError
+from testbed.core.medians import fastest
 from testbed.core.tables import show
 from testbed.results import Run, load_run
 
@@ -112,20 +114,14 @@ def headline(names: Sequence[str], splits: Sequence[pd.DataFrame]) -> str:
 def grid(run: Run, split: pd.DataFrame) -> Grid:
     """Return a run's epochs, a column per backend."""
     scale = scale_of(split["epoch"])
-    base = baseline(run) or str(split["epoch"].idxmin())
-    spans = [
-        f"{number(row['fastest'] * scale[0])} to {number(row['slowest'] * scale[0])}"
-        for _, row in split.iterrows()
-    ]
+    epochs = medians_of(run, "epoch_time")
+    base = baseline(run) or fastest(epochs)[0]
     return Grid(
         [str(name) for name in split.index],
         [
             timed("epoch", split["epoch"], scale),
-            (f"fastest to slowest, {scale[1]}", spans),
+            *certainty(epochs, scale[1], scale[0]),
             timed(report_of(run).noun, split["communication"], scale),
-            (
-                f"against {base}",
-                [f"{split.loc[base, 'epoch'] / each:.2f}×" for each in split["epoch"]],
-            ),
+            (f"against {base}", against(run, "epoch_time", base)),
         ],
     )

@@ -38,10 +38,12 @@ class Plot:
 
 
 def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Stack the parts of an epoch's time, one bar per backend, with the spread of all epochs."""
+    """Stack the parts of an epoch's time, one bar per backend, and show how far the median can be
+    trusted.
+    """
     parts = list(report_of(run).parts)
-    split = epoch_split(run).rename(columns={"fastest": "low", "slowest": "high"})
-    figure, _ = stack(split, parts, "median epoch, mean over ranks; bars: fastest to slowest")
+    split = epoch_split(run)
+    figure, _ = stack(split, parts, "median epoch, mean over ranks; bars: where it is with 95 %")
     data = split[parts].rename_axis("backend").reset_index()
     return data, figure
 
@@ -108,7 +110,8 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
         "Where an epoch's time goes",
         (
             "Blue is computing, red, orange and yellow {noun}, grey the rest. The median epoch,"
-            " mean over ranks; parts add up to it. Thin bars reach from the fastest epoch to the"
+            " mean over ranks; parts add up to it. A thin bar is where the median is with a"
+            " confidence of 95 %; of fewer than nine epochs, it reaches from the fastest to the"
             " slowest."
         ),
     ),

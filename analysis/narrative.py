@@ -3,13 +3,15 @@ table.
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.epochs import medians_of
 from analysis.summary import baseline, epoch_split, events, records_lost, traffic
 from analysis.workload import entry_of, in_kernel, report_of
+from testbed.core.medians import Comparison, Median, compare, fastest
 from testbed.faults.spec import meet_frames, parse_fault
 from testbed.host.machine import caution
 from testbed.plan import MAX_MTU
@@ -25,8 +27,6 @@ __all__ = [
     "simulation_of",
     "times",
 ]
-
-NEGLIGIBLE = 0.02  # ratios closer to 1 are called equal: runs on a shared machine differ as much
 
 PHASE_WORDS = {
     "quantize": "turning floats into integers",
@@ -55,7 +55,13 @@ def answer(run: Run) -> list[str]:
                 f" {report_of(run).noun}. A comparison needs a second backend."
             ),
         ]
-    return [*_cautions(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
+    epochs = medians_of(run, "epoch_time")
+    return [
+        *_cautions(run),
+        _who(run, epochs),
+        *_against_sockets(run, epochs),
+        *_why(run, split, epochs),
+    ]
 
 
 @dataclass(frozen=True)
@@ -85,38 +91,63 @@ def next_steps(run: Run) -> list[Step]:
     return steps or [Step(f"{begin} --seed 2", "repeats it with other random choices")]
 
 
-def _who(split: pd.DataFrame) -> Iterator[str]:
-    order = split["epoch"].sort_values()
-    best = order.index[0]
+def _who(run: Run, epochs: Mapping[str, Median]) -> str:
+    """Name the fastest, or all that cannot be told from it."""
+    first = fastest(epochs)
+    best, others = first[0], sorted(epochs.keys() - set(first), key=lambda name: epochs[name].value)
     rivals = ", ".join(
-        f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)"
-        for name in order.index[1:]
+        f"{name} {duration(epochs[name].value)} ({compare(epochs[best], epochs[name]).ratio:.2f}×)"
+        for name in others
     )
-    yield f"{best} was fastest: its median epoch took {duration(order[best])}, that with {rivals}."
+    if len(first) == 1:
+        return (
+            f"{best} was fastest: its median epoch took {duration(epochs[best].value)}, that with"
+            f" {rivals}; {_of(run, epochs)}."
+        )
+    taken = [duration(epochs[name].value) for name in first]
+    last = compare(epochs[best], epochs[first[-1]])
+    return (
+        f"{_series(first)} cannot be told apart: their median epochs took {_series(taken)}"
+        f" ({last.ratio:.2f}×), {last.why}{f'; {rivals}' if rivals else ''}; {_of(run, epochs)}."
+    )
 
 
-def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
+def _series(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _of(run: Run, medians: Mapping[str, Median]) -> str:
+    """Say how many values medians are of."""
+    counts = sorted({each.count for each in medians.values()})
+    most = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    what = "trial" if run.frame["trial"].nunique() > 1 else "epoch"
+    return f"medians are of {most} {what}{'s' * (counts[-1] > 1)} each"
+
+
+def _against_sockets(run: Run, epochs: Mapping[str, Median]) -> Iterator[str]:
     base, noun = baseline(run), report_of(run).noun
-    for name in map(str, split.index):
+    inside = medians_of(run, "communication_time")
+    for name in epochs:
         if in_kernel(run, name) and base is not None:
-            epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
-            reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
+            epoch = times(compare(epochs[name], epochs[base]))
+            reduce = times(compare(inside[name], inside[base]))
             yield (
                 f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and"
                 f" its {noun} {reduce}."
             )
 
 
-def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
+def _why(run: Run, split: pd.DataFrame, epochs: Mapping[str, Median]) -> Iterator[str]:
     report = report_of(run)
-    best = str(split["epoch"].idxmin())
+    best = fastest(epochs)[0]
     # Compare kernel with sockets, whichever is faster; if one is missing, compare first with
     # second.
     others = split["epoch"].drop(best)
     rivals = [name for name in others.index if in_kernel(run, name) != in_kernel(run, best)]
     rival = str((others[rivals] if rivals else others).idxmin())
     gain = split.loc[rival, "epoch"] - split.loc[best, "epoch"]
-    if split.loc[rival, "epoch"] / split.loc[best, "epoch"] < 1 + NEGLIGIBLE:
+    comparison = compare(epochs[best], epochs[rival])
+    if comparison.tie:
         if simulation_of(run):
             yield (
                 f"The {duration(gain)} between {best} and {rival} are less than what the models"
@@ -124,8 +155,8 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
             )
             return
         yield (
-            f"The {duration(gain)} between {best} and {rival} are within the difference between"
-            " two runs on one machine: treat them as equal."
+            f"The {duration(gain)} between {best} and {rival} are {comparison.why}: treat them as"
+            " equal."
         )
         return
     # What runs beside computing counts only as far as computing does not hide it.
@@ -142,7 +173,7 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         f" both cases{beside}, and {signed(gain - reduce - compute)} in neither."
     )
     if not simulation_of(run):
-        yield _noise(split, best, rival, gain)
+        yield _noise(epochs, best, rival)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
@@ -181,22 +212,22 @@ def _sent(run: Run, split: pd.DataFrame, best: str, rival: str) -> Iterator[str]
         f"{report.every.capitalize()}'s {report.noun} put"
         f" {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"
         f" {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival};"
-        f" {counts.loc[best, 'retransmissions']:.3g} and {counts.loc[rival, 'retransmissions']:.3g}"
-        f" packets were sent again; the ranks' processes spent {duration(cpu[best])} and"
+        f" {counts.loc[best, 'retransmissions_total']:,.0f} and"
+        f" {counts.loc[rival, 'retransmissions_total']:,.0f} packets were sent again in all;"
+        f" the ranks' processes spent {duration(cpu[best])} and"
         f" {duration(cpu[rival])} of CPU time in it per epoch."
     )
 
 
-def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
+def _noise(epochs: Mapping[str, Median], best: str, rival: str) -> str:
     """Say how reliable these differences are, judged by the spread of a single backend's epochs."""
     text = (
         "Each of these numbers compares two epochs, the median one of each backend, and so holds"
         " their noise"
     )
-    spread = (split["slowest"] - split["fastest"])[[best, rival]].max()
+    spread = max(epochs[name].high - epochs[name].low for name in (best, rival))
     if spread > 0:
-        text += f": epochs of one backend alone differ by up to {duration(spread)}"
-        text += ", so that noise may be all there is" if spread > gain else ""
+        text += f": the median epoch of one backend is known to within {duration(spread)}"
     return f"{text}."
 
 
@@ -269,11 +300,11 @@ def signed(seconds: float) -> str:
     return f"{'−' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
-def times(slow: float, fast: float) -> str:
-    """Say how `fast` compares with `slow` as a ratio of times."""
-    ratio = slow / fast if fast else float("inf")
-    if abs(ratio - 1) < NEGLIGIBLE:
-        return "equally fast"
+def times(comparison: Comparison) -> str:
+    """Say how many times as fast one is as another."""
+    if comparison.tie:
+        return f"as fast ({comparison.ratio:.2f}×, {comparison.why})"
+    ratio = comparison.ratio
     return f"{ratio:.2f}× as fast" if ratio > 1 else f"{1 / ratio:.2f}× as slow"
 
 

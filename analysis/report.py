@@ -6,7 +6,7 @@ import argparse
 import base64
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from markupsafe import Markup, escape
 
 from analysis import cpu_time, narrative, summary
 from analysis.bench import alone
+from analysis.epochs import medians_of
 from analysis.figures import Plot, draw_all
 from analysis.style import number, scale_of
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
+from testbed.core.medians import Median, compare, fastest
 from testbed.results import Run, RunFolder, load_run
 
-__all__ = ["Grid", "make_report", "number", "picture", "template", "timed"]
+__all__ = ["Grid", "against", "certainty", "make_report", "number", "picture", "template", "timed"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -138,39 +140,40 @@ def timed(
 def tables(run: Run) -> dict[str, Any]:
     """Return the report's tables. Times of a table have one unit, chosen by the largest."""
     split = summary.epoch_split(run)
-    base = summary.baseline(run) or str(split["epoch"].idxmin())
-    steps = run.metric("steps").groupby("backend")["value"].mean().reindex(split.index)
     names = [str(name) for name in split.index]
+    base = summary.baseline(run) or fastest(medians_of(run, "epoch_time"))[0]
+    steps = run.metric("steps").groupby("backend")["value"].mean().reindex(split.index)
     report = report_of(run)
     scale = scale_of(split["epoch"])
-    factor, unit = scale
-    spans = [
-        f"{number(row['fastest'] * factor)} to {number(row['slowest'] * factor)}"
-        for _, row in split.iterrows()
-    ]
-    ratios = [f"{split.loc[base, 'epoch'] / value:.2f}×" for value in split["epoch"]]
     rows = [timed(part.replace("_", "-"), split[part], scale) for part in report.parts]
-    rows += [timed("epoch", split["epoch"], scale), (f"fastest to slowest, {unit}", spans)]
-    rows.append((f"against {base}", ratios))
-    inside = scale_of(split["communication"])
+    rows += [timed("epoch", split["epoch"], scale)]
+    rows += certainty(medians_of(run, "epoch_time"), scale[1], scale[0])
+    rows.append((f"against {base}", against(run, "epoch_time", base)))
+    own = {
+        name: medians_of(run, f"{name}_time")
+        for name in ("communication", "straggler", "exchange", "communication_cpu")
+    }
+    values = {
+        name: pd.Series({each: median.value for each, median in found.items()})
+        for name, found in own.items()
+    }
+    inside = scale_of(values["communication"])
     reduce = [
-        timed(report.noun, split["communication"], inside),
-        ("share of the epoch", [f"{row:.0%}" for row in split["communication"] / split["epoch"]]),
+        timed(report.noun, values["communication"], inside),
+        *certainty(own["communication"], inside[1], inside[0]),
         (
-            f"against {base}",
-            [f"{split.loc[base, 'communication'] / each:.2f}×" for each in split["communication"]],
+            "share of the epoch",
+            [f"{each.value:.0%}" for each in medians_of(run, "communication_share").values()],
         ),
-        timed("until the last rank came", split["straggler"], inside),
-        timed("exchange: the rest", split["exchange"], inside),
-        (
-            f"exchange against {base}",
-            [f"{split.loc[base, 'exchange'] / each:.2f}×" for each in split["exchange"]],
-        ),
+        (f"against {base}", against(run, "communication_time", base)),
+        timed("until the last rank came", values["straggler"], inside),
+        timed("exchange: the rest", values["exchange"], inside),
+        (f"exchange against {base}", against(run, "exchange_time", base)),
         (
             f"exchange {report.every}",
-            [narrative.duration(each) for each in split["exchange"] / steps],
+            [narrative.duration(each) for each in values["exchange"] / steps],
         ),
-        timed("CPU time of ranks", split["cpu"], inside),
+        timed("CPU time of ranks", values["communication_cpu"], inside),
     ]
     shares = cpu_time.network_shares(run)
     overheads = cpu_time.overheads(run) if len(shares) else {}
@@ -190,6 +193,29 @@ def tables(run: Run) -> dict[str, Any]:
         "crossings": "crossings" in counted,
         "learned": learned(run),
     }
+
+
+def certainty(
+    medians: Mapping[str, Median], unit: str, factor: float
+) -> list[tuple[str, list[str]]]:
+    """Return rows of how far medians can be trusted."""
+    ends = [
+        f"{number(each.low * factor)} to {number(each.high * factor)}" for each in medians.values()
+    ]
+    return [
+        (f"95 % within, {unit}", ends),
+        ("median of", [str(each.count) for each in medians.values()]),
+    ]
+
+
+def against(run: Run, metric: str, base: str) -> list[str]:
+    """Return how many times as fast each backend is as one of them."""
+    found = medians_of(run, metric)
+    return [
+        f"{compare(each, found[base]).ratio:.2f}×"
+        + (" (tie)" if name != base and compare(each, found[base]).tie else "")
+        for name, each in found.items()
+    ]
 
 
 def count(value: float) -> str:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.epochs import medians_of, middle, without_counted
 from analysis.workload import in_kernel, report_of
+from testbed.core.medians import fastest
 from testbed.results import Run
 
 __all__ = [
@@ -89,11 +91,12 @@ def records_lost(run: Run) -> dict[str, int]:
 def epoch_split(run: Run) -> pd.DataFrame:
     """Return seconds per epoch, one row per backend, one column per part, and further ones.
 
-    The row is a backend's median epoch: of all epochs of all trials, each a mean over ranks, the
-    one whose `epoch_time` is in the middle (of an even number, the faster of the two). So the parts
-    of a row belong together and add up to `epoch`, and an epoch that something else on the machine
-    disturbed does not count. Epochs in which telemetry counted are left out: it slows them down.
-    `fastest` and `slowest` are the shortest and longest `epoch_time`.
+    The row is a backend's median epoch: each of all epochs is a mean over ranks, and the row is the
+    one whose `epoch_time` is in the middle (of an even number, the mean of the two there), of the
+    middle trial. So the parts of a row belong together and add up to `epoch`, and an epoch that
+    something else on the machine disturbed does not count. Epochs in which telemetry counted are
+    left out: it slows them down. From `low` to `high` is the median of `count` epochs or trials
+    with a confidence of 95 % (`testbed.core.medians.Median`).
 
     `communication` is the wall-clock time in collectives (all-reduce; of full-graph training
     exchanges, too), `straggler` the part of it before the last rank entered, `exchange` the rest,
@@ -107,31 +110,24 @@ def epoch_split(run: Run) -> pd.DataFrame:
         "cpu": "communication_cpu_time",
     }
     ranks = run.frame[run.frame["rank"].notna() & run.frame["metric"].isin(metrics.values())]
-    epochs = ranks.pivot_table(
+    epochs = without_counted(ranks, run.frame).pivot_table(
         index=["backend", "trial", "epoch"], columns="metric", values="value", aggfunc="mean"
     )
     epochs = epochs[list(metrics.values())].set_axis(list(metrics), axis=1)
-    counted = run.metric("counted_time").set_index(["backend", "trial", "epoch"]).index
-    epochs = epochs[~epochs.index.isin(counted)]
     epochs.index.names = ["backend", "trial", "number"]  # "epoch" is a column now
     rows = {}
-    for name in run.backends:
-        if name not in epochs.index:  # of a run that has ended early
-            continue
-        ordered = epochs.loc[name].sort_values("epoch")
-        rows[name] = {
-            **ordered.iloc[(len(ordered) - 1) // 2],
-            "fastest": ordered["epoch"].iloc[0],
-            "slowest": ordered["epoch"].iloc[-1],
-        }
+    for name, whole in medians_of(run, "epoch_time").items():
+        trials = [middle(trial, "epoch") for _, trial in epochs.loc[name].groupby("trial")]
+        ends = {"low": whole.low, "high": whole.high, "count": whole.count}
+        rows[name] = {**middle(pd.DataFrame(trials), "epoch"), **ends}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def baseline(run: Run) -> str | None:
     """Return the socket backend with the shortest median epoch; None if none was measured."""
-    split = epoch_split(run)
-    sockets = [name for name in split.index if not in_kernel(run, name)]
-    return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None
+    times = medians_of(run, "epoch_time")
+    sockets = {name: time for name, time in times.items() if not in_kernel(run, name)}
+    return fastest(sockets)[0] if sockets else None
 
 
 def reference(run: Run) -> str:

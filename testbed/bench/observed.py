@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from testbed.comm.collective import Counters
+from testbed.core.medians import Median
 from testbed.telemetry.profile import Profile, combined
 
 __all__ = [
@@ -18,8 +19,6 @@ __all__ = [
     "times_of",
     "windows_of",
 ]
-
-_QUANTILE = 1.96  # of the normal distribution, for 95 %
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class Observed:
 class Overhead:
     """By what share telemetry makes an iteration longer.
 
-    :param low: Where the share is with a confidence of about 95 %; `high` is the other end. With
-        fewer than six pairs, nothing narrower than all of them is sure.
+    :param low: Where the share is with a confidence of 95 %, as of `Median`; `high` is the other
+        end.
     :param pairs: Of turns with and without telemetry.
     """
 
@@ -85,11 +84,9 @@ class Overhead:
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> "Overhead":
-        """From the ratio of each pair: the median, with the interval of the sign test."""
-        found = sorted(ratio - 1 for ratio in ratios)
-        count = len(found)
-        skipped = max(0, int((count - _QUANTILE * count**0.5) / 2) - 1)
-        return cls(float(np.median(found)), found[skipped], found[count - 1 - skipped], count)
+        """From the ratio of each pair."""
+        found = Median.of(ratio - 1 for ratio in ratios)
+        return cls(found.value, found.low, found.high, found.count)
 
     def to_dict(self) -> dict[str, float]:
         """For the JSON file."""

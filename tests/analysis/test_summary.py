@@ -7,7 +7,8 @@ import pytest
 
 from analysis.narrative import answer, duration, times
 from analysis.summary import baseline, checks, epoch_split, traffic
-from testbed.results import Table, load_run
+from testbed.core.medians import Median, compare
+from testbed.results import Run, Table, load_run
 from testbed.workloads.data_parallel import WORKLOAD
 
 RunMaker = Callable[..., Path]
@@ -30,7 +31,7 @@ def test_the_median_epoch_is_an_actual_epoch(make_run: RunMaker) -> None:
     row = epoch_split(run).loc["gloo"]
     assert row["epoch"] == pytest.approx(1.8)
     assert row[list(WORKLOAD.report.parts)].sum() == pytest.approx(1.8)
-    assert (row["fastest"], row["slowest"]) == (pytest.approx(1.8), pytest.approx(180))
+    assert (row["low"], row["high"]) == (pytest.approx(1.8), pytest.approx(180))
 
 
 def test_traffic_is_per_step_over_all_ranks(make_run: RunMaker) -> None:
@@ -164,19 +165,30 @@ def test_answer_of_one_backend_cautions_too(make_run: RunMaker) -> None:
     assert "needs a second backend" in text[1]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "verdict"),
-    [(0.1, "up to 100 ms."), (0.3, "up to 300 ms, so that noise may be all there is.")],
-)
-def test_answer_mentions_noise(make_run: RunMaker, seconds: float, verdict: str) -> None:
+def test_answer_mentions_noise(make_run: RunMaker) -> None:
     run = load_run(make_run())
-    slowed = (
-        (run.frame["metric"] == "epoch_time")
-        & (run.frame["epoch"] == 2)
-        & (run.frame["backend"] == "tcp-ring")
+    slow(run, 0.1)
+    text = " ".join(answer(run))
+    assert "the median epoch of one backend is known to within 100 ms." in text
+    assert "xdp-ring was fastest" in text
+
+
+def test_answer_names_no_winner_within_the_spread(make_run: RunMaker) -> None:
+    run = load_run(make_run())
+    slow(run, 0.3, backend="xdp-ring")
+    text = " ".join(answer(run))
+    assert (
+        "xdp-ring and tcp-ring cannot be told apart: their median epochs took 1.2 s and 1.4 s"
+        " (1.17×), within their spread; gloo 1.8 s (1.50×); medians are of 3 epochs each." in text
     )
-    run.frame.loc[slowed, "value"] += seconds
-    assert f"epochs of one backend alone differ by {verdict}" in " ".join(answer(run))
+    assert "an epoch with xdp-ring was as fast (1.17×, within their spread)" in text
+    assert "Where the difference lies" not in text
+
+
+def slow(run: Run, seconds: float, backend: str = "tcp-ring") -> None:
+    """Make the last epoch of a backend longer."""
+    of = (run.frame["metric"] == "epoch_time") & (run.frame["backend"] == backend)
+    run.frame.loc[of & (run.frame["epoch"] == 2), "value"] += seconds
 
 
 def test_tolerances_kept(make_run: RunMaker) -> None:
@@ -211,8 +223,13 @@ def test_words_for_numbers() -> None:
         "7 ns",
         "0 s",
     ]
-    assert [times(2, 1), times(1, 2), times(1, 1.01)] == [
+    said = [
+        times(compare(Median.of(one), Median.of(other)))
+        for one, other in (([1, 1], [2, 2]), ([2, 2], [1, 1]), ([1, 3], [2, 4]), ([1], [2]))
+    ]
+    assert said == [
         "2.00× as fast",
         "2.00× as slow",
-        "equally fast",
+        "as fast (1.50×, within their spread)",
+        "as fast (2.00×, of one measurement each, which does not tell a difference from chance)",
     ]

@@ -88,7 +88,7 @@ def test_overhead_compares_turns_that_follow_each_other():
     [
         (5, 1, 5),  # too few: all of them
         (16, 4, 13),  # as tables of the sign test have it
-        (20, 5, 16),
+        (20, 6, 15),
         (100, 40, 61),
     ],
 )
