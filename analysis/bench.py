@@ -10,6 +10,7 @@ from analysis.narrative import duration
 from testbed.collectives.registry import BACKENDS
 from testbed.core.errors import SpecError
 from testbed.core.files import read_regular
+from testbed.core.medians import Median, compare, counts, fastest
 from testbed.core.numbers import format_size
 
 __all__ = ["BENCH", "alone", "read_bench"]
@@ -42,23 +43,41 @@ def alone(folder: Path) -> dict[str, Any] | None:
         return None
     found = read_bench(folder / BENCH)
     backends = list(dict.fromkeys(row["backend"] for row in found["rows"]))
-    times: dict[int, dict[str, float]] = {}
+    times: dict[int, dict[str, Median]] = {}
     for row in found["rows"]:
-        times.setdefault(row["size_bytes"], {})[row["backend"]] = row["time_us"]["median"] * 1e-6
+        times.setdefault(row["size_bytes"], {})[row["backend"]] = _median(row)
     rows = []
     for size, medians in times.items():
-        kernel = [time for name, time in medians.items() if _in_kernel(name)]
-        sockets = [time for name, time in medians.items() if not _in_kernel(name)]
+        kernel = {name: time for name, time in medians.items() if _in_kernel(name)}
+        sockets = {name: time for name, time in medians.items() if name not in kernel}
+        shown = {name: duration(time.value) for name, time in medians.items()}
+        how = None
+        if kernel and sockets:
+            how = compare(kernel[fastest(kernel)[0]], sockets[fastest(sockets)[0]])
         rows.append(
             {
                 "size": format_size(size),
-                "times": [duration(medians[name]) if name in medians else "" for name in backends],
-                "best": [medians.get(name) == min(medians.values()) for name in backends],
-                "ratio": min(sockets) / min(kernel) if kernel and sockets else None,
+                "times": [shown.get(name, "") for name in backends],
+                "best": [name in fastest(medians) for name in backends],
+                "ratio": f"{how.ratio:.2f}×{' (tie)' if how.tie else ''}" if how else "",
             }
         )
-    about = {key: found["environment"].get(key) for key in ("hosts", "mtu", "lanes")}
+    about: dict[str, Any] = {
+        "count": counts(each for row in times.values() for each in row.values())
+    }
+    about |= {key: found["environment"].get(key) for key in ("hosts", "mtu", "lanes")}
     return {"backends": backends, "rows": rows, **about}
+
+
+def _median(row: dict[str, Any]) -> Median:
+    """Return the median of a row; files of before have no interval, and their median stands for
+    itself.
+    """
+    time = row["time_us"]
+    ends = (time.get("low", time["median"]), time.get("high", time["median"]))
+    return Median(
+        time["median"] * 1e-6, ends[0] * 1e-6, ends[1] * 1e-6, int(row.get("iterations", 2))
+    )
 
 
 def _in_kernel(name: str) -> bool:

@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.style import CLASS_COLOURS, number, scale_of
+from testbed.core.medians import Comparison, Median, compare
 from testbed.results import Run
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
@@ -44,12 +45,14 @@ def breakdown(run: Run, inside: bool = False) -> pd.DataFrame:
 def network_shares(run: Run) -> pd.DataFrame:
     """Return what share of the CPU time in collectives is whose, one row per backend.
 
-    Columns `cpu` (seconds per epoch, all hosts and switches), `network` (the kernel's network
-    stack: classes of part `network`), `program` (the testbed's programs), `kernel` (the rest of the
-    kernel), `user`, `unclassified`, and `softirq`, which overlaps with the others. All but the
-    first are shares of it.
+    Columns `cpu` (seconds per epoch, all hosts and switches), `samples` (how many that is, in all
+    sampled epochs), `network` (the kernel's network stack: classes of part `network`), `program`
+    (the testbed's programs), `kernel` (the rest of the kernel), `user`, `unclassified`, and
+    `softirq`, which overlaps with the others. All but the first two are shares of `cpu`.
     """
     table, classes = breakdown(run, inside=True), load_classes()
+    epochs = run.metric("sampled_time").groupby("backend").size()
+    rate = run.manifest["scenario"].get("telemetry", {}).get("rate", 0)
     rows = {}
     for backend, row in table.iterrows():
         total = row.sum() or 1.0
@@ -58,24 +61,28 @@ def network_shares(run: Run) -> pd.DataFrame:
         for (name, soft), seconds in row.items():
             parts[classes.part(name) or UNCLASSIFIED] += seconds / total
             softirq += seconds / total * soft
-        rows[backend] = {"cpu": row.sum(), **parts, "softirq": softirq}
+        samples = round(row.sum() * epochs[backend] * rate)
+        rows[backend] = {"cpu": row.sum(), "samples": samples, **parts, "softirq": softirq}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def overheads(run: Run) -> dict[str, float]:
-    """Return by what share the median sampled epoch is longer than the median one without
+def overheads(run: Run) -> dict[str, Comparison]:
+    """Return how many times as long the median sampled epoch is as the median one without
     telemetry, by backend; backends without such epochs are left out.
     """
-    ranks = run.metric("epoch_time")
     keys = ["backend", "trial", "epoch"]
-    epochs = ranks.groupby(keys)["value"].mean()
+    epochs = run.metric("epoch_time").groupby(keys)["value"].mean()
     sampled = epochs.index.isin(run.metric("sampled_time").set_index(keys).index)
     counted = epochs.index.isin(run.metric("counted_time").set_index(keys).index)
     with_, without = (
-        epochs[mask].groupby("backend").median() for mask in (sampled, ~sampled & ~counted)
+        {name: Median.of(values) for name, values in epochs[mask].groupby("backend")}
+        for mask in (sampled, ~sampled & ~counted)
     )
-    ratios = (with_ / without).dropna() - 1
-    return {name: float(ratios[name]) for name in run.backends if name in ratios}
+    return {
+        name: compare(without[name], with_[name])
+        for name in run.backends
+        if name in with_ and name in without
+    }
 
 
 def cpu_figure(table: pd.DataFrame) -> tuple[pd.DataFrame, Figure]:

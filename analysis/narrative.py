@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.epochs import medians_of
 from analysis.summary import baseline, epoch_split, events, records_lost, traffic
 from analysis.workload import entry_of, in_kernel, report_of
-from testbed.core.medians import Comparison, Median, compare, fastest
+from testbed.core.medians import Comparison, Median, compare, counts, fastest
 from testbed.faults.spec import meet_frames, parse_fault
 from testbed.host.machine import caution
 from testbed.plan import MAX_MTU
@@ -118,10 +118,9 @@ def _series(words: Sequence[str]) -> str:
 
 def _of(run: Run, medians: Mapping[str, Median]) -> str:
     """Say how many values medians are of."""
-    counts = sorted({each.count for each in medians.values()})
-    most = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     what = "trial" if run.frame["trial"].nunique() > 1 else "epoch"
-    return f"medians are of {most} {what}{'s' * (counts[-1] > 1)} each"
+    one = all(each.count == 1 for each in medians.values())
+    return f"medians are of {counts(medians.values())} {what}{'' if one else 's'} each"
 
 
 def _against_sockets(run: Run, epochs: Mapping[str, Median]) -> Iterator[str]:
@@ -207,13 +206,13 @@ def _why(run: Run, split: pd.DataFrame, epochs: Mapping[str, Median]) -> Iterato
 
 
 def _sent(run: Run, split: pd.DataFrame, best: str, rival: str) -> Iterator[str]:
-    report, counts, cpu = report_of(run), traffic(run), split["cpu"]
+    report, sent, cpu = report_of(run), traffic(run), split["cpu"]
     yield (
         f"{report.every.capitalize()}'s {report.noun} put"
-        f" {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"
-        f" {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival};"
-        f" {counts.loc[best, 'retransmissions_total']:,.0f} and"
-        f" {counts.loc[rival, 'retransmissions_total']:,.0f} packets were sent again in all;"
+        f" {sent.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"
+        f" {sent.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival};"
+        f" {sent.loc[best, 'retransmissions_total']:,.0f} and"
+        f" {sent.loc[rival, 'retransmissions_total']:,.0f} packets were sent again in all;"
         f" the ranks' processes spent {duration(cpu[best])} and"
         f" {duration(cpu[rival])} of CPU time in it per epoch."
     )
@@ -235,11 +234,11 @@ def _cautions(run: Run) -> Iterator[str]:
     busy = caution(run.manifest["load_average"], run.manifest["cpus"])
     if busy and not simulation_of(run):
         yield busy
-    for fault, counts in events(run).groupby("fault", sort=False):
-        if (counts["happened"] < counts["turns"]).any():
+    for fault, turns in events(run).groupby("fault", sort=False):
+        if (turns["happened"] < turns["turns"]).any():
             happened = ", ".join(
                 f"{row.happened} of {row.turns} turns with {name}"
-                for (_, name), row in counts.iterrows()
+                for (_, name), row in turns.iterrows()
             )
             yield (
                 f"Caution: the fault '{fault}' happened in {happened}; other turns ended before its"

@@ -22,7 +22,7 @@ from analysis.figures import Plot, draw_all
 from analysis.style import number, scale_of
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
-from testbed.core.medians import Median, compare, fastest
+from testbed.core.medians import Comparison, Median, compare, fastest
 from testbed.results import Run, RunFolder, load_run
 
 __all__ = ["Grid", "against", "certainty", "make_report", "number", "picture", "template", "timed"]
@@ -182,7 +182,7 @@ def tables(run: Run) -> dict[str, Any]:
         "split": Grid(names, rows),
         "reduce": Grid(names, reduce),
         "shares": share_grid(shares, overheads),
-        "disturbed": any(value > 0.05 for value in overheads.values()),
+        "disturbed": any(each.known and each.low > 1.05 for each in overheads.values()),
         "counted": Grid(
             [str(name) for name in counted.index],
             [
@@ -223,7 +223,7 @@ def count(value: float) -> str:
     return "none" if value != value else f"{value:,.0f}"
 
 
-def share_grid(shares: pd.DataFrame, overheads: dict[str, float]) -> Grid:
+def share_grid(shares: pd.DataFrame, overheads: Mapping[str, Comparison]) -> Grid:
     """Return what share of the CPU time in collectives is whose."""
     if shares.empty:
         return Grid([], [])
@@ -236,12 +236,21 @@ def share_grid(shares: pd.DataFrame, overheads: dict[str, float]) -> Grid:
         "softirq": "in softirq",
     }
     rows = [timed("CPU time", shares["cpu"], scale_of(shares["cpu"]))]
+    rows.append(("samples", [count(value) for value in shares["samples"]]))
     rows += [
         (label, [f"{100 * value:.1f} %" for value in shares[key]]) for key, label in words.items()
     ]
     found = [overheads.get(str(name)) for name in shares.index]
-    more = ["none" if value is None else f"{100 * value:+.1f} %" for value in found]
+    more = ["none" if each is None else overhead(each) for each in found]
     return Grid([str(name) for name in shares.index], [*rows, ("telemetry's overhead", more)])
+
+
+def overhead(found: Comparison) -> str:
+    """Write by what share epochs with telemetry take longer."""
+    if not found.known:
+        return "unknown: one epoch"
+    low, high = (100 * (each - 1) for each in (found.low, found.high))
+    return f"{100 * (found.ratio - 1):+.1f} % ({low:+.0f} to {high:+.0f} %)"
 
 
 def learned(run: Run) -> list[dict[str, Any]]:

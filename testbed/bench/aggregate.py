@@ -150,13 +150,14 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     """Compare aggregation in the kernel with the best over sockets, by median, wherever both were
     measured.
     """
-    lines = []
-    for dim, degree in dict.fromkeys((row.dim, row.degree) for row in rows):
-        here = [row.measured for row in rows if (row.dim, row.degree) == (dim, degree)]
-        lines += [
-            f"#   dim {dim:>3}, degree {degree:>5}  {best.median / kernel.median:5.2f}x "
-            f" {kernel.exchange} {kernel.median * 1e3:.3f} ms, {best.exchange}"
-            f" {best.median * 1e3:.3f} ms"
-            for kernel, best in against_sockets(here)
-        ]
-    return ["# Against the best over sockets, medians:", *lines] if lines else []
+    cases = dict.fromkeys((row.dim, row.degree) for row in rows)
+    return against_sockets(
+        (
+            (
+                f"dim {dim:>3}, degree {degree:>5}",
+                [row.measured for row in rows if (row.dim, row.degree) == (dim, degree)],
+            )
+            for dim, degree in cases
+        ),
+        (1e3, "ms", 3),
+    )

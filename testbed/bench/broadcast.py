@@ -151,17 +151,22 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     """Compare the in-kernel broadcast with the best over sockets, by median, wherever both were
     measured.
     """
-    lines = []
-    for receivers, size in dict.fromkeys((row.receivers, row.size) for row in rows):
-        here = [row.measured for row in rows if (row.receivers, row.size) == (receivers, size)]
-        for kernel, best in against_sockets(here):
-            verdict = ""
-            if (size, receivers) == (LATENCY_SIZE, LATENCY_RECEIVERS):
-                kept = kernel.median <= LATENCY_RATIO * best.median
-                verdict = f"  {'pass' if kept else 'FAIL'}: at most {LATENCY_RATIO:g} of the time"
-            lines.append(
-                f"#   {format_size(size):>6} to {receivers:>2}  {best.median / kernel.median:5.2f}x"
-                f"  {kernel.exchange} {kernel.median * 1e6:.1f} us, {best.exchange}"
-                f" {best.median * 1e6:.1f} us{verdict}"
-            )
-    return ["# Against the best over sockets, medians:", *lines] if lines else []
+    cases = {
+        f"{format_size(size):>6} to {receivers:>2}": (receivers, size)
+        for receivers, size in dict.fromkeys((row.receivers, row.size) for row in rows)
+    }
+
+    def verdict(words: str, kernel: Measured, best: Measured) -> str:
+        if cases[words] != (LATENCY_RECEIVERS, LATENCY_SIZE):
+            return ""
+        kept = kernel.median <= LATENCY_RATIO * best.median
+        return f"  {'pass' if kept else 'FAIL'}: at most {LATENCY_RATIO:g} of the time"
+
+    return against_sockets(
+        (
+            (words, [row.measured for row in rows if (row.receivers, row.size) == case])
+            for words, case in cases.items()
+        ),
+        (1e6, "us", 1),
+        verdict,
+    )

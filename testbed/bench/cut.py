@@ -124,11 +124,10 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     """Compare exchanges in the kernel with the best over sockets, by median, wherever both were
     measured.
     """
-    lines = []
-    for dim in dict.fromkeys(row.dim for row in rows):
-        lines += [
-            f"#   dim {dim:>3}  {best.median / kernel.median:5.2f}x  {kernel.exchange}"
-            f" {kernel.median * 1e3:.3f} ms, {best.exchange} {best.median * 1e3:.3f} ms"
-            for kernel, best in against_sockets([row.measured for row in rows if row.dim == dim])
-        ]
-    return ["# Against the best over sockets, medians:", *lines] if lines else []
+    return against_sockets(
+        (
+            (f"dim {dim:>3}", [row.measured for row in rows if row.dim == dim])
+            for dim in dict.fromkeys(row.dim for row in rows)
+        ),
+        (1e3, "ms", 3),
+    )

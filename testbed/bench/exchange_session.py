@@ -22,6 +22,7 @@ from testbed.comm.options import GroupOptions
 from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError, TestbedError
 from testbed.core.logs import logger_of
+from testbed.core.medians import Median
 from testbed.datapath import set_datapath
 from testbed.exchange.cover import cover_halos
 from testbed.exchange.halo import Halo
@@ -132,9 +133,14 @@ class Measured:
     words: str = ""
 
     @property
+    def time(self) -> Median:
+        """Of an exchange, seconds."""
+        return Median.of(self.times)
+
+    @property
     def median(self) -> float:
         """Median of the times."""
-        return float(np.median(self.times))
+        return self.time.value
 
     def to_dict(self) -> dict[str, Any]:
         """The columns that the JSON rows of all benches have; counts are per exchange."""
@@ -147,6 +153,8 @@ class Measured:
                 "min": round(min(self.times) * 1e6, 3),
                 "median": round(self.median * 1e6, 3),
                 "p99": round(float(np.percentile(self.times, 99)) * 1e6, 3),
+                "low": round(self.time.low * 1e6, 3),
+                "high": round(self.time.high * 1e6, 3),
             },
             "send_time_us": round(float(np.median(self.send_times)) * 1e6, 3),
             "wrong": self.wrong,

@@ -1,8 +1,9 @@
 """What the tables of the benches of exchanges share. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from testbed.bench.exchange_session import Measured
+from testbed.core.medians import compare, counts
 from testbed.exchange.registry import EXCHANGES
 
 __all__ = ["COUNTS", "Table", "against_sockets", "count_cells"]
@@ -51,11 +52,34 @@ def count_cells(measured: Measured) -> list[str]:
     ]
 
 
-def against_sockets(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
-    """Pair each in-kernel exchange of a case with the best over sockets, by median; nothing, unless
-    both were measured.
+def against_sockets(
+    cases: Iterable[tuple[str, Sequence[Measured]]],
+    unit: tuple[float, str, int],
+    verdict: Callable[[str, Measured, Measured], str] = lambda *_: "",
+) -> list[str]:
+    """Compare exchanges in the kernel with the best over sockets, by median, wherever both were
+    measured.
+
+    :param cases: The words of each case, and what was measured in it.
+    :param unit: Of the times: how many are a second, its name, and digits.
+    :param verdict: What is said behind a comparison.
     """
-    sockets = [each for each in measured if EXCHANGES[each.exchange].needs == "sockets"]
-    for each in measured:
-        if sockets and each not in sockets:
-            yield each, min(sockets, key=lambda one: one.median)
+    lines, compared = [], []
+    factor, name, digits = unit
+    for words, measured in cases:
+        sockets = [each for each in measured if EXCHANGES[each.exchange].needs == "sockets"]
+        best = min(sockets, key=lambda one: one.median, default=None)
+        for kernel in measured:
+            if best is None or kernel in sockets:
+                continue
+            how = compare(kernel.time, best.time)
+            times = ", ".join(
+                f"{each.exchange} {each.median * factor:.{digits}f} {name}"
+                for each in (kernel, best)
+            )
+            said = verdict(words, kernel, best)
+            lines.append(f"#   {words}  {how.ratio:5.2f}x  {times}{how.note}{said}")
+            compared += [kernel.time, best.time]
+    if not lines:
+        return []
+    return [f"# Against the best over sockets, medians of {counts(compared)}:", *lines]

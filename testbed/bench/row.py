@@ -19,6 +19,7 @@ from testbed.bench.observed import (
 from testbed.bench.operations import ALL_REDUCE, Operation
 from testbed.comm.collective import Counters
 from testbed.comm.options import DATATYPES
+from testbed.core.medians import Median
 
 __all__ = [
     "MAX_ITERATIONS",
@@ -111,9 +112,14 @@ class Row:
         return self.op if self.operation.reduces else "none"
 
     @property
+    def time(self) -> Median:
+        """Of an iteration, seconds."""
+        return Median.of(self.times)
+
+    @property
     def median(self) -> float:
         """Median time of an iteration, seconds."""
-        return float(np.median(self.times))
+        return self.time.value
 
     @property
     def p99(self) -> float:
@@ -130,6 +136,8 @@ class Row:
                 "min": round(min(self.times) * 1e6, 3),
                 "median": round(self.median * 1e6, 3),
                 "p99": round(self.p99 * 1e6, 3),
+                "low": round(self.time.low * 1e6, 3),
+                "high": round(self.time.high * 1e6, 3),
             },
             "algbw_gbps": round(algbw(self.size, self.median), 6),
             "busbw_gbps": round(self.busbw, 6),

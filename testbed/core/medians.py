@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Comparison", "Median", "compare", "fastest"]
+__all__ = ["Comparison", "Median", "compare", "counts", "fastest"]
 
 _QUANTILE = 1.96  # of the normal distribution, for 95 %
 NEGLIGIBLE = 0.02
@@ -80,10 +80,15 @@ class Comparison:
         if not self.tie:
             return ""
         if not self.known:
-            return "of one measurement each, which does not tell a difference from chance"
+            return "of one measurement"
         if self.low <= 1 <= self.high:
             return "within their spread"
-        return "less than two runs on one machine differ by"
+        return f"less than {NEGLIGIBLE:.0%}"
+
+    @property
+    def note(self) -> str:
+        """What stands behind the two times in a table; empty if it is no tie."""
+        return f"  tie: {self.why}" if self.tie else ""
 
 
 def compare(one: Median, other: Median) -> Comparison:
@@ -100,6 +105,12 @@ def _ratio(above: float, below: float) -> float:
     if below:
         return above / below
     return float("inf") if above else 1.0
+
+
+def counts(medians: Iterable[Median]) -> str:
+    """How many measurements each median is of: ``10``, or ``8 to 10``."""
+    found = sorted({each.count for each in medians})
+    return f"{found[0]} to {found[-1]}" if len(found) > 1 else f"{found[0]}"
 
 
 def fastest(times: Mapping[str, Median]) -> Sequence[str]:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from analysis.cpu_time import breakdown, network_shares, overheads
-from analysis.report import make_report
+from analysis.report import make_report, overhead
 from analysis.summary import epoch_split
+from testbed.core.medians import Median, compare
 from testbed.results import Table, load_run
 
 
@@ -26,7 +27,14 @@ def test_cpu_time_of_hosts_and_switches_by_class(reported: Path):
 
 def test_shares_of_the_time_in_collectives(reported: Path):
     row = network_shares(load_run(reported)).loc["gloo"].to_dict()
-    expected = {"cpu": 0.4, "network": 0.75, "program": 0.0, "kernel": 0.025, "user": 0.2}
+    expected = {
+        "cpu": 0.4,
+        "samples": 399,
+        "network": 0.75,
+        "program": 0.0,
+        "kernel": 0.025,
+        "user": 0.2,
+    }
     assert row == pytest.approx({**expected, "unclassified": 0.025, "softirq": 0.25})
 
 
@@ -37,7 +45,14 @@ def test_overhead_compares_sampled_epochs_with_those_left_alone(make_run):
             table.add(0, "gloo", "epoch_time", 1.8, "s", rank=rank, epoch=2)
 
     run = load_run(make_run(telemetry=True, faults=slow_down))
-    assert overheads(run) == pytest.approx({"xdp-ring": 0.0, "tcp-ring": 0.0, "gloo": 0.04})
+    found = overheads(run)
+    assert {name: each.ratio for name, each in found.items()} == pytest.approx(
+        {"xdp-ring": 1.0, "tcp-ring": 1.0, "gloo": 1.04}
+    )
+    assert not any(each.known for each in found.values())  # of a single epoch with samples
+    assert overhead(found["gloo"]) == "unknown: one epoch"
+    known = compare(Median.of([1, 1.1]), Median.of([1.2, 1.3]))
+    assert overhead(known) == "+19.0 % (+9 to +30 %)"
 
 
 def test_counted_epochs_have_no_part_in_times(make_run):

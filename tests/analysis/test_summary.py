@@ -231,5 +231,5 @@ def test_words_for_numbers() -> None:
         "2.00× as fast",
         "2.00× as slow",
         "as fast (1.50×, within their spread)",
-        "as fast (2.00×, of one measurement each, which does not tell a difference from chance)",
+        "as fast (2.00×, of one measurement)",
     ]
