@@ -111,7 +111,6 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
     :param of: ``cpu``: CPU time by class, from telemetry; ``epoch``: the epoch's wall-clock time by
         its parts. By default the first where all runs have it.
     """
-    several = runs["run"].nunique() > 1
     each = list(each_run(runs))
     if of is None:
         sampled = [(run.frame["metric"] == "sampled_time").any() for run in each]
@@ -121,9 +120,9 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
             tables = [cpu_breakdown(run) for run in each]
         else:
             tables = [epoch_split(run) for run in each]
-        if several:
+        if len(each) > 1:
             for run, table in zip(each, tables, strict=True):
-                table.index = pd.Index([f"{run.path.name}: {name}" for name in table.index])
+                table.index = pd.Index([f"{run.path}: {name}" for name in table.index])
         table = pd.concat(tables).fillna(0.0)
         if of == "cpu":
             data, figure = cpu_figure(table)

@@ -1,7 +1,7 @@
 """Several runs side by side, as one HTML file: what differs between them first."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,19 @@ import pandas as pd
 from analysis.charts import breakdown
 from analysis.epochs import medians_of
 from analysis.loading import load
-from analysis.narrative import duration
+from analysis.narrative import cautions, duration, who
 from analysis.report import Grid, against, certainty, picture, template, timed
 from analysis.style import scale_of
 from analysis.summary import baseline, epoch_split
-from analysis.workload import report_of
+from analysis.workload import report_of, workload_of
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError, StorageError
-from testbed.core.medians import fastest
+from testbed.core.medians import compare as compare_medians
+from testbed.core.medians import counts, fastest
 from testbed.core.tables import show
+from testbed.exchange.options import ExchangeOptions
 from testbed.results import Run, load_run
+from testbed.sweep.grid import make_cells
 
 __all__ = ["compare", "differences"]
 
@@ -53,40 +57,37 @@ def _keys(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def compare(paths: Sequence[Path], out: Path) -> Path:
-    """Write the comparison of two or more runs.
+    """Write the comparison of two or more runs, or of a sweep's.
 
+    :param paths: Folders of runs; a sweep's stands for all of its runs that are done.
     :param out: The file.
     :raises SpecError: A folder holds no run, or two have the same name.
     """
-    names = [path.resolve().name for path in paths]
+    found = [each for path in paths for each in _runs_in(path)]
+    names = [name for name, _ in found]
     if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
+        names = [str(path) for _, path in found]
     if len(set(names)) < len(names):
         raise SpecError("report: each run may be named once")
-    runs = [load_run(path, finished=False) for path in paths]
+    runs = [load_run(path, finished=False) for _, path in found]
     splits = [epoch_split(run) for run in runs]
     frame = pd.concat(
-        [load(path).assign(run=name) for path, name in zip(paths, names, strict=True)],
+        [load(path).assign(run=name) for name, (_, path) in zip(names, found, strict=True)],
         ignore_index=True,
     )
     chart = breakdown(frame, of="epoch")
-    rows = [
-        (key, ["none" if value is None else show(value) for value in values])
-        for key, values in differences(runs).items()
-    ]
+    differing = differences(runs)
     html = template("compare").render(
         names=names,
-        differences=Grid(names, rows),
-        headline=headline(names, splits),
+        differences=_table(names, differing),
+        headline=headline(names, runs, different_work(runs, differing)),
         picture=picture("The median epoch of each run", chart._repr_png_()),
         epochs=[
             {"name": name, "grid": grid(run, split)}
             for name, run, split in zip(names, runs, splits, strict=True)
         ],
         caveats=[
-            f"Caution: {name} did not finish: its status is {run.manifest['status']}."
-            for name, run in zip(names, runs, strict=True)
-            if not run.finished
+            each for name, run in zip(names, runs, strict=True) for each in _cautions(name, run)
         ],
     )
     try:
@@ -96,19 +97,94 @@ def compare(paths: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def headline(names: Sequence[str], splits: Sequence[pd.DataFrame]) -> str:
-    """Say which run and backend had the shortest epoch."""
-    fastest = {name: split["epoch"].idxmin() for name, split in zip(names, splits, strict=True)}
-    times = {name: split["epoch"].min() for name, split in zip(names, splits, strict=True)}
-    best, *others = sorted(times, key=lambda name: times[name])
+def _runs_in(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the folder of a run; of each run of a sweep, by the values of its cell."""
+    if not (path / "sweep.json").exists():
+        yield path.resolve().name, path
+        return
+    plan = json.loads((path / "sweep.json").read_text())
+    if not plan["scenario"]:
+        raise SpecError(f"report: {path}: is a sweep of a bench: must be of a scenario")
+    cells, trials = make_cells(plan["grid"]), sorted((path / "trials").glob("*/manifest.json"))
+    for each in trials:
+        cell, _, trial = each.parent.name.partition("-")
+        name = str(cells[int(cell)])
+        yield (f"{name}, trial {int(trial) + 1}" if plan["trials"] > 1 else name), each.parent
+
+
+def _table(names: Sequence[str], differing: dict[str, list[Any]]) -> Grid:
+    """Return what differs: a row per key, or, of many runs, a row per run."""
+    texts = {
+        key: ["none" if value is None else show(value) for value in values]
+        for key, values in differing.items()
+    }
+    if len(names) <= 4:
+        return Grid(list(names), list(texts.items()))
+    rows = [(name, [values[nth] for values in texts.values()]) for nth, name in enumerate(names)]
+    return Grid(list(texts), rows if texts else [])
+
+
+def _cautions(name: str, run: Run) -> Iterator[str]:
+    if not run.finished:
+        yield f"Caution: {name} did not finish: its status is {run.manifest['status']}."
+    yield from (f"{name}: {each}" for each in cautions(run))
+
+
+HOW = {
+    "backends",
+    "bucket_mb",
+    "overlap",
+    *CollectiveOptions.model_fields,
+    *ExchangeOptions.model_fields,
+}
+"""Keys of a workload's table that say how it communicates; the others are its work."""
+
+
+def different_work(runs: Sequence[Run], differing: Mapping[str, Any]) -> list[str]:
+    """Return the keys by which runs do different work, so that their times are not comparable: the
+    workload, what it trains on, and the keys of its table that are not `HOW` it communicates.
+    """
+    tables = {"dataset", "model", "training", *(workload_of(run).table for run in runs)}
+    return [
+        key
+        for key in differing
+        if key == "scenario.workload"
+        or (key.partition(".")[0] in tables and key.partition(".")[2] not in HOW)
+    ]
+
+
+def headline(names: Sequence[str], runs: Sequence[Run], work: Sequence[str]) -> list[str]:
+    """Say which run and backend had the shortest epoch, where runs do the same work; else, which
+    backend of each.
+    """
+    epochs = [medians_of(run, "epoch_time") for run in runs]
+    if work:
+        differ = f"These runs do different work ({', '.join(work)} differ{'s' * (len(work) == 1)})"
+        return [
+            f"{differ}, so that only backends of one run are compared.",
+            *(
+                f"{name}: {who(run, each)}"
+                for name, run, each in zip(names, runs, epochs, strict=True)
+                if len(each) > 1
+            ),
+        ]
+    first = {name: fastest(each)[0] for name, each in zip(names, epochs, strict=True)}
+    best = {name: each[first[name]] for name, each in zip(names, epochs, strict=True)}
+    shortest = fastest(best)
+    winner = shortest[0]
     more = ", ".join(
-        f"{name} {duration(times[name])} with {fastest[name]} ({times[name] / times[best]:.2f}×)"
-        for name in others
+        f"{name} {duration(best[name].value)} with {first[name]}"
+        f" ({compare_medians(best[winner], best[name]).ratio:.2f}×)"
+        for name in sorted(best, key=lambda name: best[name].value)
+        if name != winner
     )
-    return (
-        f"The fastest epoch is {best}'s, {duration(times[best])} with {fastest[best]}; the fastest"
-        f" of the others: {more}."
+    said = (
+        f"The fastest epoch is {winner}'s, {duration(best[winner].value)} with {first[winner]}; the"
+        f" fastest of the others: {more}; medians of {counts(best.values())}."
     )
+    if len(shortest) > 1:
+        said += f" Not to be told apart: {', '.join(shortest)}."
+    return [said]
 
 
 def grid(run: Run, split: pd.DataFrame) -> Grid:

@@ -38,7 +38,8 @@ def load(*patterns: str | Path) -> pd.DataFrame:
     """Return the measurements of runs, sweeps and benches, one a row, with their units.
 
     Columns are those of results.parquet (docs/results.md) and `run` (the folder's name), `status`
-    and `kernel`; of a sweep all trials are one run, and each key of its grid is a column.
+    and `kernel`; of a sweep all trials are one run, `case` says which values of its grid they have,
+    and each key of the grid is a column.
 
     :param patterns: Folders of runs or sweeps, JSON files of benches, or patterns such as
         ``runs/*``; entries of a pattern that are none of these are left out.
@@ -56,10 +57,16 @@ def load(*patterns: str | Path) -> pd.DataFrame:
 
 
 def each_run(frame: pd.DataFrame) -> Iterator[Run]:
-    """Yield what `load` has read, run by run."""
-    for name, rows in frame.groupby("run", sort=False):
+    """Yield what `load` has read, run by run; of a sweep each cell of its grid, named by its
+    values.
+    """
+    keys = ["run", *(["case"] if "case" in frame else [])]
+    several = frame["run"].nunique() > 1
+    for (name, *case), rows in frame.groupby(keys, sort=False, dropna=False):
         workload = str(rows["scenario.workload"].iloc[0])
-        yield Run(Path(str(name)), {"scenario": {"scenario": {"workload": workload}}}, rows)
+        names = [str(name)] if several or not case or pd.isna(case[0]) else []
+        path = Path(": ".join([*names, *(str(each) for each in case if not pd.isna(each))]))
+        yield Run(path, {"scenario": {"scenario": {"workload": workload}}}, rows)
 
 
 def origin(frame: pd.DataFrame, kernel: str | None = None) -> str:
@@ -128,7 +135,9 @@ def _sweep(place: Path) -> pd.DataFrame | None:
             if key not in frame
         }
         number = int(trial) * inner + frame["trial"]
-        frames.append(frame.assign(trial=number, cell=int(cell), **grid))
+        frames.append(
+            frame.assign(trial=number, cell=int(cell), case=str(cells[int(cell)]), **grid)
+        )
     return pd.concat(frames, ignore_index=True).assign(run=place.name) if frames else None
 
 

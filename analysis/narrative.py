@@ -20,12 +20,14 @@ from testbed.results import Run
 __all__ = [
     "Step",
     "answer",
+    "cautions",
     "duration",
     "frames",
     "next_steps",
     "offloads",
     "simulation_of",
     "times",
+    "who",
 ]
 
 PHASE_WORDS = {
@@ -48,7 +50,7 @@ def answer(run: Run) -> list[str]:
     if len(split) == 1:
         only = split.index[0]
         return [
-            *_cautions(run),
+            *cautions(run),
             (
                 f"{only} was the only backend of this run: an epoch took"
                 f" {duration(split.loc[only, 'epoch'])}, {share(split.loc[only])} of it in"
@@ -57,8 +59,8 @@ def answer(run: Run) -> list[str]:
         ]
     epochs = medians_of(run, "epoch_time")
     return [
-        *_cautions(run),
-        _who(run, epochs),
+        *cautions(run),
+        who(run, epochs),
         *_against_sockets(run, epochs),
         *_why(run, split, epochs),
     ]
@@ -91,7 +93,7 @@ def next_steps(run: Run) -> list[Step]:
     return steps or [Step(f"{begin} --seed 2", "repeats it with other random choices")]
 
 
-def _who(run: Run, epochs: Mapping[str, Median]) -> str:
+def who(run: Run, epochs: Mapping[str, Median]) -> str:
     """Name the fastest, or all that cannot be told from it."""
     first = fastest(epochs)
     best, others = first[0], sorted(epochs.keys() - set(first), key=lambda name: epochs[name].value)
@@ -230,7 +232,8 @@ def _noise(epochs: Mapping[str, Median], best: str, rival: str) -> str:
     return f"{text}."
 
 
-def _cautions(run: Run) -> Iterator[str]:
+def cautions(run: Run) -> Iterator[str]:
+    """Say what else may have had a part in what was measured."""
     busy = caution(run.manifest["load_average"], run.manifest["cpus"])
     if busy and not simulation_of(run):
         yield busy

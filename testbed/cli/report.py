@@ -10,6 +10,7 @@ from testbed.cli import options
 EPILOG = options.examples(
     "testbed report runs/demo",
     "testbed report runs/mtu-1500 runs/mtu-9000 --out mtu.html",
+    "testbed report runs/models --out models.html",
     after="docs/analysis.md says how to make figures of your own.",
 )
 
@@ -20,7 +21,12 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders of runs; a sweep's stands for all of its runs."
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(
@@ -30,12 +36,14 @@ def report(
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Write the report of a run into its folder, or a comparison of several runs into a file.
+    """Write the report of a run into its folder, or a comparison of several runs, or of a sweep's,
+    into a file.
 
     The report of a run that was interrupted or failed shows what was measured until then. A
-    comparison begins with the keys in which the runs' scenarios differ.
+    comparison says in which keys the runs' scenarios differ, and compares epochs of runs that do
+    the same work.
     """
-    if len(runs) == 1:
+    if len(runs) == 1 and not (runs[0] / "sweep.json").exists():
         from analysis.report import make_report
 
         made = make_report(runs[0])[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis import breakdown, load
 from analysis.compare import compare, differences
 from analysis.report import make_report
 from analysis.style import number
@@ -30,12 +31,48 @@ def test_differences_are_those_of_scenario_and_machine(two: list[Path]) -> None:
     assert found == {"fabric.mtu": [1500, 9000], "kernel": ["Linux 6.1", "Linux 6.2"]}
 
 
-def test_a_comparison_begins_with_what_differs(two: list[Path], tmp_path: Path) -> None:
+def test_a_comparison_answers_and_says_what_differs(two: list[Path], tmp_path: Path) -> None:
     html = compare(two, tmp_path / "c.html").read_text()
-    assert html.index("What differs") < html.index("fabric.mtu") < html.index("The fastest epoch")
+    assert html.index("The fastest epoch") < html.index("What differs") < html.index("fabric.mtu")
+    assert "medians of 3. Not to be told apart: run, other." in html
     assert "<td>1500</td><td>9000</td>" in html
     assert html.count("data:image/png;base64,") == 1
     assert "<td>epoch, s</td><td>1.2</td><td>1.4</td><td>1.8</td>" in html
+
+
+@pytest.fixture
+def sweep(make_run, tmp_path: Path) -> Path:
+    """Two runs, of networks of different sizes."""
+    folder, path = tmp_path / "sweep", make_run()
+    grid = {"model.hidden": [16, 64]}
+    for number, value in enumerate(grid["model.hidden"]):
+        trial = folder / "trials" / f"{number:04d}-0"
+        shutil.copytree(path, trial)
+        manifest = json.loads((trial / "manifest.json").read_text())
+        manifest["scenario"]["model"]["hidden"] = value
+        manifest["load_average"] = 9.0 * number
+        (trial / "manifest.json").write_text(json.dumps(manifest))
+        (trial / "trial.json").write_text(json.dumps({"seconds": 1.0, "error": None}))
+    plan = {"scenario": "s.toml", "bench": None, "trials": 1, "grid": grid}
+    (folder / "sweep.json").write_text(json.dumps(plan))
+    return folder
+
+
+def test_runs_of_a_sweep_are_named_and_unlike_work_is_not_compared(
+    sweep: Path, tmp_path: Path
+) -> None:
+    html = compare([sweep], tmp_path / "c.html").read_text()
+    assert (
+        "These runs do different work (model.hidden differs), so that only backends of one run are"
+        " compared." in html
+    )
+    for hidden in (16, 64):
+        assert f"model.hidden = {hidden}: xdp-ring was fastest: its median epoch took 1.2 s" in html
+    assert "The fastest epoch" not in html
+    assert "model.hidden = 64: Caution: the machine was busy" in html
+    bars = breakdown(load(sweep), of="epoch").data["run"]
+    assert len(set(bars)) == len(bars) == 6
+    assert bars[0].startswith("model.hidden = 16: ")
 
 
 def test_a_run_is_not_compared_with_itself(two: list[Path], tmp_path: Path) -> None:
