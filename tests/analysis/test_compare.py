@@ -45,12 +45,12 @@ def sweep(make_run, tmp_path: Path) -> Path:
     """Two runs, of networks of different sizes."""
     folder, path = tmp_path / "sweep", make_run()
     grid = {"model.hidden": [16, 64]}
-    for number, value in enumerate(grid["model.hidden"]):
-        trial = folder / "trials" / f"{number:04d}-0"
+    for nth, value in enumerate(grid["model.hidden"]):
+        trial = folder / "trials" / f"{nth:04d}-0"
         shutil.copytree(path, trial)
         manifest = json.loads((trial / "manifest.json").read_text())
         manifest["scenario"]["model"]["hidden"] = value
-        manifest["load_average"] = 9.0 * number
+        manifest["load_average"] = 9.0 * nth
         (trial / "manifest.json").write_text(json.dumps(manifest))
         (trial / "trial.json").write_text(json.dumps({"seconds": 1.0, "error": None}))
     plan = {"scenario": "s.toml", "bench": None, "trials": 1, "grid": grid}
