@@ -91,7 +91,7 @@ def compare(paths: Sequence[Path], out: Path) -> Path:
         ],
     )
     try:
-        out.write_text(html)
+        out.write_text(html, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"--out {out}: cannot be written: {error.strerror}") from error
     return out
@@ -102,7 +102,7 @@ def _runs_in(path: Path) -> Iterator[tuple[str, Path]]:
     if not (path / "sweep.json").exists():
         yield path.resolve().name, path
         return
-    plan = json.loads((path / "sweep.json").read_text())
+    plan = json.loads((path / "sweep.json").read_text(encoding="utf-8"))
     if not plan["scenario"]:
         raise SpecError(f"report: {path}: is a sweep of a bench: must be of a scenario")
     cells, trials = make_cells(plan["grid"]), sorted((path / "trials").glob("*/manifest.json"))

@@ -117,12 +117,12 @@ def _run(place: Path) -> pd.DataFrame:
 
 
 def _sweep(place: Path) -> pd.DataFrame | None:
-    plan = json.loads((place / "sweep.json").read_text())
+    plan = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
     cells = make_cells(plan["grid"])
     frames = []
     for end in sorted((place / "trials").glob("*/trial.json")):
         cell, _, trial = end.parent.name.partition("-")
-        if json.loads(end.read_text())["error"] is not None:
+        if json.loads(end.read_text(encoding="utf-8"))["error"] is not None:
             continue
         frame = _run(end.parent) if plan["scenario"] else _bench(end.parent / "bench.json")
         if frame is None:
@@ -144,7 +144,7 @@ def _sweep(place: Path) -> pd.DataFrame | None:
 def _bench(place: Path) -> pd.DataFrame | None:
     """Melt a bench's rows: a row for each measure of each."""
     try:
-        content = json.loads(place.read_text())
+        content = json.loads(place.read_text(encoding="utf-8"))
         wide = pd.json_normalize(content["rows"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -106,7 +106,7 @@ def progress(folder: Path, cells: int) -> Progress:
     :param cells: Of the sweep.
     """
     ends = {
-        place.parent.name: json.loads(place.read_text())["error"]
+        place.parent.name: json.loads(place.read_text(encoding="utf-8"))["error"]
         for place in sorted((folder / "trials").glob("*/trial.json"))
     }
     done = [name for name, error in ends.items() if error is None]
@@ -119,7 +119,7 @@ def progress(folder: Path, cells: int) -> Progress:
 def _commit(trial: Path) -> str | None:
     for name, table in (("manifest.json", None), ("bench.json", "environment")):
         if (trial / name).exists():
-            content = json.loads((trial / name).read_text())
+            content = json.loads((trial / name).read_text(encoding="utf-8"))
             found = (content if table is None else content[table]).get("git_commit")
             return str(found)[:7] if found else None
     return None
@@ -173,22 +173,22 @@ def draw_part(
         lines.append(f"- `scenarios/paper/{sweep}.toml`: {each}{commits}")
         lines += [f"  - trial {trial}: {text}" for trial, text in each.failed.items()]
     place = out / f"{name}.md"
-    place.write_text("\n".join(lines) + "\n")
+    place.write_text("\n".join(lines) + "\n", encoding="utf-8")
     _remember(name, says, done, out)
     return place
 
 
 def _remember(name: str, says: list[str], done: Sequence[Progress], out: Path) -> None:
     place = out / SUMMARY
-    known = json.loads(place.read_text()) if place.exists() else {}
+    known = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
     known[name] = {"says": says, "trials": [str(each) for each in done]}
-    place.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n")
+    place.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
 
 
 def index(parts: dict[str, Part], out: Path) -> Path:
     """Write ``README.md``: which parts have been run, with how many trials, and their answers."""
     place = out / SUMMARY
-    known = json.loads(place.read_text()) if place.exists() else {}
+    known = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
     lines = ["# The results of the papers, on one box", "", INTRODUCTION, ""]
     lines += ["| part | what | measured |", "| ---- | ---- | -------- |"]
     for name, part in parts.items():
@@ -205,7 +205,7 @@ def index(parts: dict[str, Part], out: Path) -> Path:
                 *(f"- {each}" for each in known[name]["says"]),
             ]
     readme = out / "README.md"
-    readme.write_text("\n".join(lines) + "\n")
+    readme.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return readme
 
 

@@ -72,7 +72,9 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         command=shlex.join(run.manifest["command"]) or "testbed run SCENARIO.toml",
         **tables(run),
     )
-    report = RunFolder.existing(path).write("report.html", lambda place: place.write_text(html))
+    report = RunFolder.existing(path).write(
+        "report.html", lambda place: place.write_text(html, encoding="utf-8")
+    )
     return report, found
 
 

@@ -1,5 +1,6 @@
 """Rules of the project's own files that no other tool checks."""
 
+import ast
 import os
 import re
 import shlex
@@ -68,6 +69,37 @@ def test_make_clean_removes_what_root_has_made(tmp_path: Path) -> None:
         assert "sudo" in done.stderr
         subprocess.run(command, cwd=checkout, check=True)
     assert not list(checkout.rglob("of_root"))
+
+
+def test_text_is_read_and_written_in_a_named_encoding() -> None:
+    """Else it is in the locale's, which may be anything: of files, and of what programs print."""
+    places = [
+        each for top in ("testbed", "analysis", "topologies") for each in (ROOT / top).rglob("*.py")
+    ]
+    found = [
+        f"{place.relative_to(ROOT)}:{call.lineno}"
+        for place in places
+        for call in ast.walk(ast.parse(place.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and is_text(call)
+    ]
+    assert places
+    assert found == []
+
+
+def is_text(call: ast.Call) -> bool:
+    """Whether a call reads or writes text and does not say in which encoding."""
+    keys = {each.arg for each in call.keywords}
+    whose, _, name = ast.unparse(call.func).rpartition(".")
+    modes = [each.value for each in call.args if isinstance(each, ast.Constant)][-1:]
+    if "encoding" in keys:
+        return False
+    if name in ("read_text", "write_text"):
+        return whose not in ("", "options")
+    if name in ("open", "fdopen") and whose in ("", "os"):
+        return name + whose != "openos" and not any("b" in str(mode) for mode in modes)
+    return (name == "open" and modes in (["r"], ["w"], ["a"])) or (
+        whose == "subprocess" and "text" in keys
+    )
 
 
 def test_readme_names_real_files() -> None:

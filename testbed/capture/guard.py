@@ -54,7 +54,7 @@ def _wait(reading: int) -> None:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        with os.fdopen(reading) as lines:
+        with os.fdopen(reading, encoding="utf-8") as lines:
             replaced = [Replaced(*map(int, line.split())) for line in lines]
         for each in replaced:
             with suppress(KernelError):

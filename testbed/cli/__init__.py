@@ -19,6 +19,7 @@ from testbed.cli import options
 from testbed.core.errors import TestbedError, limit_reached
 from testbed.core.logs import logger_of
 from testbed.core.renamed import renamed
+from testbed.core.stdio import open_streams
 
 __all__ = ["app", "main"]
 
@@ -111,6 +112,7 @@ def main() -> NoReturn:
     These are every :class:`TestbedError`, wrong usage, a full disk, and exhausted memory or another
     limit, for which -vv shows the traceback; anything else is a bug.
     """
+    open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:

@@ -106,7 +106,7 @@ class BenchTrials:
         """See `Player`."""
         import pandas as pd
 
-        rows = json.loads((folder / "bench.json").read_text())["rows"]
+        rows = json.loads((folder / "bench.json").read_text(encoding="utf-8"))["rows"]
         frame = pd.json_normalize(rows).assign(trial=trial.number)
         # Lists of values of several types, which a table cannot hold: bench.json has them.
         return frame.drop(columns=["telemetry.samples", "telemetry.counts"], errors="ignore")
@@ -129,7 +129,7 @@ def run_bench(name: str, arguments: list[str], folder: Path) -> None:
     command = commands()[name]
     words = [*arguments, "--out", str(folder / "bench.json")]
     with (
-        (folder / "output.txt").open("w") as output,
+        (folder / "output.txt").open("w", encoding="utf-8") as output,
         contextlib.redirect_stdout(output),
         command.make_context(name, words) as context,
     ):

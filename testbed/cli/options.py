@@ -178,6 +178,6 @@ def write_text(text: str, path: Path, flag: str) -> None:
     :raises StorageError: It cannot be written, for example because the disk is full.
     """
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{flag} {path}: cannot be written: {error.strerror}") from error

@@ -161,7 +161,9 @@ def play(
         try:
             run_into(folder, scenario, quiet=quiet, command=command)
             if measured:
-                folder.write(BENCH, lambda place: place.write_text(dumps(measured)))
+                folder.write(
+                    BENCH, lambda place: place.write_text(dumps(measured), encoding="utf-8")
+                )
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
         except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which

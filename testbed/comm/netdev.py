@@ -16,7 +16,7 @@ def read_counters(ifname: str) -> Counters:
 
     :raises FabricError: The namespace has no such device.
     """
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
+    for line in Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == ifname:
             fields = numbers.split()
@@ -31,7 +31,7 @@ def read_counters(ifname: str) -> Counters:
 def _segments_sent_again() -> int:
     names, values = [
         line.split()
-        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        for line in Path("/proc/self/net/snmp").read_text(encoding="utf-8").splitlines()
         if line[:4] == "Tcp:"
     ]
     return int(values[names.index("RetransSegs")])

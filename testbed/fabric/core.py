@@ -292,7 +292,7 @@ class Fabric(Stacked):
 
     def _write_hosts_file(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.plan.hosts)]
-        (self.directory / "hosts").write_text("\n".join(lines) + "\n")
+        (self.directory / "hosts").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _terminate(self) -> None:
         """Kill the processes that run in the namespaces, then those that hold them."""

@@ -103,7 +103,7 @@ class NetworkNamespace(Stacked):
         def write() -> None:
             # /proc/sys/net shows the namespace of the task that opens it, and a thread is a task.
             for key, value in values.items():
-                Path("/proc/sys/net", *key.split(".")).write_text(str(value))
+                Path("/proc/sys/net", *key.split(".")).write_text(str(value), encoding="utf-8")
 
         inside(self.fd, write)
 

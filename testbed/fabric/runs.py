@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from testbed.core.errors import FabricError, SpecError, TestbedError
+from testbed.core.stdio import default_signals
 from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
 from testbed.host.processes import RUN_VARIABLE, ProcessEntry
 from testbed.host.rights import require_root
@@ -40,7 +41,7 @@ class Failure:
     @property
     def error(self) -> str:
         """The error's text."""
-        return self.path.read_text().strip()
+        return self.path.read_text(encoding="utf-8").strip()
 
     @property
     def headline(self) -> str:
@@ -114,6 +115,7 @@ class Run:
         if holder := self.nodes.get(node):
             self.track(f"exec in {node}", os.getpid())
             os.environ[RUN_VARIABLE] = self.run_id
+            default_signals()
             os.execvp("mnexec", ["mnexec", "-a", str(holder.pid), *command])
         raise FabricError(f"{node} of run {self.run_id!r} is not up")
 

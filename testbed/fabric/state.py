@@ -91,7 +91,7 @@ class StateFile:
         :raises FabricError: It does not exist, or is not a state file.
         """
         try:
-            data = json.loads(self.path.read_text())
+            data = json.loads(self.path.read_text(encoding="utf-8"))
             return State(
                 run_id=data["run_id"],
                 controller=ProcessEntry(**data["controller"]),
@@ -130,7 +130,7 @@ class StateFile:
         self.path.unlink(missing_ok=True)
 
     def _write(self, state: State) -> None:
-        self._next.write_text(json.dumps(asdict(state), indent=1))
+        self._next.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
         self._next.replace(self.path)
 
     @contextlib.contextmanager

@@ -121,7 +121,10 @@ def _runs(pid: int) -> bool:
     CPU.
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            not in "TtZX"
+        )
     except OSError:  # it has ended
         return False
 

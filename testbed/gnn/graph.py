@@ -71,7 +71,7 @@ class GraphData:
             for name in ARRAYS:
                 np.save(Path(made) / f"{name}.npy", getattr(self, name))
             facts = {"name": self.name, "num_classes": self.num_classes, "facts": self.facts}
-            (Path(made) / "graph.json").write_text(json.dumps(facts, indent=2))
+            (Path(made) / "graph.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
             os.chmod(made, 0o755)
             try:
                 os.rename(made, folder)
@@ -90,7 +90,7 @@ class GraphData:
         :raises StorageError: It cannot be read, or is not whole.
         """
         try:
-            about = json.loads((folder / "graph.json").read_text())
+            about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
             return cls(**about, **arrays)
         except (OSError, EOFError, ValueError, TypeError) as error:

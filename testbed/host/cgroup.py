@@ -39,14 +39,14 @@ class Hierarchy:
         period = max(PERIOD, round(LEAST_QUOTA / share))
         quota = round(period * share)
         if self.version == 2:
-            (group / "cpu.max").write_text(f"{quota} {period}")
+            (group / "cpu.max").write_text(f"{quota} {period}", encoding="utf-8")
         else:
-            (group / "cpu.cfs_period_us").write_text(str(period))
-            (group / "cpu.cfs_quota_us").write_text(str(quota))
+            (group / "cpu.cfs_period_us").write_text(str(period), encoding="utf-8")
+            (group / "cpu.cfs_quota_us").write_text(str(quota), encoding="utf-8")
 
     def home(self) -> Path:
         """Return the group that this process is in."""
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if (self.version == 2 and not controllers) or "cpu" in controllers.split(","):
                 found = self.root / path.lstrip("/")
@@ -59,7 +59,7 @@ def find_hierarchy(mounts: Path = Path("/proc/self/mounts")) -> Hierarchy | None
 
     :param mounts: As proc_pid_mounts(5).
     """
-    for line in mounts.read_text().splitlines():
+    for line in mounts.read_text(encoding="utf-8").splitlines():
         _, place, kind, options, *_ = line.split()
         root = Path(place)
         if not os.access(root, os.W_OK) or "ro" in options.split(","):
@@ -68,7 +68,10 @@ def find_hierarchy(mounts: Path = Path("/proc/self/mounts")) -> Hierarchy | None
             return Hierarchy(root, 1)
         # Only if it is already enabled for the root's children: enabling it would affect the whole
         # machine.
-        if kind == "cgroup2" and "cpu" in (root / "cgroup.subtree_control").read_text().split():
+        if (
+            kind == "cgroup2"
+            and "cpu" in (root / "cgroup.subtree_control").read_text(encoding="utf-8").split()
+        ):
             return Hierarchy(root, 2)
     return None
 
@@ -121,13 +124,13 @@ def _prefix(run_id: str) -> str:
 def _move(pids: Iterable[int], group: Path) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # it has ended
-            (group / "cgroup.procs").write_text(str(pid))
+            (group / "cgroup.procs").write_text(str(pid), encoding="utf-8")
 
 
 def _remove(path: Path, home: Path) -> None:
     deadline = time.monotonic() + REMOVE_TIMEOUT
     while True:
-        _move(map(int, (path / "cgroup.procs").read_text().split()), home)
+        _move(map(int, (path / "cgroup.procs").read_text(encoding="utf-8").split()), home)
         try:
             path.rmdir()
         except OSError as error:

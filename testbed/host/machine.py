@@ -62,7 +62,10 @@ def caution(load: float, cpus: int) -> str | None:
 
 def free_memory() -> int:
     """Return the bytes available without swapping: ``MemAvailable`` of proc_meminfo(5)."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    lines = dict(
+        line.split(":", 1)
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    )
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
@@ -97,7 +100,9 @@ def git_commit() -> str | None:
             "--dirty=+",
             "--exclude=*",
         ]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace"
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None  # an installed package is not a checkout
 
@@ -105,7 +110,7 @@ def git_commit() -> str | None:
 def cpu_model() -> str:
     """Return the processor's name as the kernel reports it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -37,7 +37,7 @@ def start_time(pid: int) -> int | None:
     ended.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the command's name in parentheses, which may itself hold spaces and
@@ -55,7 +55,7 @@ def processes_of(run_id: str) -> list[ProcessEntry]:
         try:
             start = start_time(pid)
             marked = mark in (directory / "environ").read_bytes().split(b"\0")
-            name = (directory / "comm").read_text().strip()
+            name = (directory / "comm").read_text(encoding="utf-8").strip()
         except OSError:
             continue  # it ended meanwhile, or not even root may read it
         if marked and start is not None and pid != os.getpid():

@@ -96,7 +96,15 @@ def compile_file(source: Path, entry: str | None = None) -> Path:
     flags = [flag for flag in FLAGS if flag != "-Werror"]
     command = [_clang(), *flags, *_includes(), "-x", "c", "-include", str(source), "-"]
     text = _CHAINED.replace("ENTRY", entry) if entry else ""
-    seen = subprocess.run([*command, "-E"], input=text, capture_output=True, text=True, check=False)
+    seen = subprocess.run(
+        [*command, "-E"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
+    )
     if seen.returncode:
         raise KernelError(f"clang refused {source}:\n{seen.stderr.strip()}")
     key = hashlib.sha256("\0".join([*command, seen.stdout]).encode()).hexdigest()[:16]
@@ -133,7 +141,15 @@ def _run(command: list[str], target: Path, what: str, text: str = "") -> None:
     command = [*command, "-o", scratch]
     logger.debug("%s", shlex.join(command))
     with timed(logger, logging.INFO, "compiled %s", what):
-        result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     if result.returncode:
         Path(scratch).unlink(missing_ok=True)
         raise KernelError(f"clang refused {what}:\n{result.stderr.strip()}")

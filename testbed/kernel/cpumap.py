@@ -37,7 +37,7 @@ def _threads(map_id: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                name = (entry / "comm").read_text().strip()
+                name = (entry / "comm").read_text(encoding="utf-8").strip()
                 if name.startswith("cpumap/") and name.endswith(f"/map:{map_id}"):
                     found.append(int(entry.name))
     return found

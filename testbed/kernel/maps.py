@@ -25,7 +25,10 @@ _PER_CPU = frozenset(
 
 def _information(fd: int) -> dict[str, int]:
     """The kernel's description of a map (``bpf_map_show_fdinfo`` in kernel/bpf/syscall.c)."""
-    lines = (line.split(":") for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines())
+    lines = (
+        line.split(":")
+        for line in Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
+    )
     return {
         key: int(value, 0)
         for key, value in lines

@@ -99,7 +99,14 @@ def compile_native(name: str) -> Path:
         command = [compiler, *flags, f"-I{SHARED}", "-o", temporary, str(source)]
         logger.debug("%s", shlex.join(command))
         with timed(logger, logging.INFO, "compiled %s", source.name):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+            )
         if done.returncode:
             raise TestbedError(
                 f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}"

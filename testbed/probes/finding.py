@@ -130,6 +130,8 @@ def command(
                 text=True,
                 timeout=_TIMEOUT,
                 check=False,
+                encoding="utf-8",
+                errors="replace",
             )
     except subprocess.TimeoutExpired as error:
         raise Missing(f"{arguments[0]} did not end within {_TIMEOUT} s") from error

@@ -21,7 +21,7 @@ def root() -> str:
         raise Missing(f"effective user id is {os.geteuid()}, not 0")
     status = dict(
         line.split(":\t", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         if ":\t" in line
     )
     effective = int(status["CapEff"], 16)
@@ -35,14 +35,16 @@ def root() -> str:
 
 def cgroup() -> str:
     """Create a cgroup of version 2, and remove it."""
-    mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    mounts = [
+        line.split()[:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    ]
     mount = next((Path(where) for _, where, kind in mounts if kind == "cgroup2"), None)
     if mount is None:
         raise Missing("no file system of type cgroup2 is mounted")
     group = mount / f"testbed-probe-{os.getpid()}"
     group.mkdir()
     try:
-        controllers = (group / "cgroup.controllers").read_text().split()
+        controllers = (group / "cgroup.controllers").read_text(encoding="utf-8").split()
     finally:
         group.rmdir()
     return (

@@ -32,7 +32,9 @@ class Namespace(Closing):
                 # Neighbour discovery would send frames of its own, which would be counted.
                 with (
                     contextlib.suppress(FileNotFoundError),
-                    open("/proc/sys/net/ipv6/conf/default/disable_ipv6", "w") as file,
+                    open(
+                        "/proc/sys/net/ipv6/conf/default/disable_ipv6", "w", encoding="utf-8"
+                    ) as file,
                 ):
                     file.write("1")
             finally:

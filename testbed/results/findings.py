@@ -56,7 +56,7 @@ def findings(versions: Mapping[str, str], folder: Path | None = None) -> list[di
 
 def identity(versions: Mapping[str, str]) -> Iterator[str]:
     """Yield what findings about software depend on."""
-    yield BOOT.read_text().strip()
+    yield BOOT.read_text(encoding="utf-8").strip()
     yield str(PACKAGES.stat().st_mtime_ns if PACKAGES.exists() else 0)
     yield from (str(os.geteuid()), sys.executable, os.environ.get("PATH", ""))
     yield from (f"{package} {version}" for package, version in sorted(versions.items()))
@@ -67,7 +67,7 @@ def read(place: Path, key: list[str]) -> dict[str, dict[str, Any]]:
     read.
     """
     try:
-        kept = json.loads(place.read_text())
+        kept = json.loads(place.read_text(encoding="utf-8"))
         return dict(kept["findings"]) if kept["key"] == key else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -78,7 +78,7 @@ def write(place: Path, value: Any) -> None:
     partial = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(value, indent=1))
+        partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
         partial.replace(place)
     except OSError as error:
         log.info("%s: findings are not kept: %s", place, error)

@@ -241,7 +241,7 @@ class RunFolder(Closing):
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Write ``manifest.json``, replacing any previous one; atomic."""
         text = json.dumps({"schema": SCHEMA, **manifest}, indent=2, allow_nan=False) + "\n"
-        self.write("manifest.json", lambda place: place.write_text(text))
+        self.write("manifest.json", lambda place: place.write_text(text, encoding="utf-8"))
 
     def write(self, name: str, writer: Callable[[Path], Any]) -> Path:
         """Write a file under another name first, then move it into place: readers see all of it or

@@ -65,7 +65,7 @@ def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
         os.close(reader)
         _daemon(plan, run_id, writer)
     os.close(writer)
-    with open(reader) as answer:
+    with open(reader, encoding="utf-8") as answer:
         text = answer.read()
     if not text:
         raise FabricError("the controller in the background died while it built the fabric")
@@ -105,6 +105,6 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
             if announced is None:
                 os.write(writer, json.dumps({"error": text}).encode())
             else:
-                StateFile(announced).failure.write_text(text)
+                StateFile(announced).failure.write_text(text, encoding="utf-8")
     finally:
         os._exit(status)

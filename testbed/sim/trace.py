@@ -58,7 +58,7 @@ class Trace:
             "otherData": {"engine": "simulation", "events_left_out": self.left_out},
         }
         try:
-            place.write_text(json.dumps(document) + "\n")
+            place.write_text(json.dumps(document) + "\n", encoding="utf-8")
         except OSError as error:
             raise StorageError(f"{place}: cannot be written: {error.strerror}") from error
 

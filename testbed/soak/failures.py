@@ -41,7 +41,9 @@ def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "scenario.json").write_text(json.dumps(scenario.to_dict(), indent=2) + "\n")
-    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+    (folder / "scenario.json").write_text(
+        json.dumps(scenario.to_dict(), indent=2) + "\n", encoding="utf-8"
+    )
+    (folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     for log in run.glob("*.log"):
         shutil.copy(log, folder)

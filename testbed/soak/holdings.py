@@ -59,11 +59,15 @@ class Holdings:
                 FileNotFoundError
             ):  # the one that this directory is read by, where it is our own
                 descriptors[_kind(str(entry.readlink()))] += 1
-                objects |= _objects((process / "fdinfo" / entry.name).read_text())
-        for line in (process / "maps").read_text().splitlines():
+                objects |= _objects((process / "fdinfo" / entry.name).read_text(encoding="utf-8"))
+        for line in (process / "maps").read_text(encoding="utf-8").splitlines():
             if "anon_inode:" in line:
                 descriptors[f"mapping of {_kind(line.split(maxsplit=5)[5])}"] += 1
-        return cls(_anonymous((process / "status").read_text()), descriptors, frozenset(objects))
+        return cls(
+            _anonymous((process / "status").read_text(encoding="utf-8")),
+            descriptors,
+            frozenset(objects),
+        )
 
     def growth(self, who: str, before: Holdings) -> int:
         """Bytes by which a process has grown since its steady state.

@@ -121,7 +121,12 @@ class Soak:
             run_id,
         ]
         with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
         ) as process:
             try:
                 _, said = process.communicate(timeout=after)

@@ -89,7 +89,7 @@ class Ledger(Stacked):
             )
         ends = {}
         for place in sorted((out / "trials").glob("*/trial.json")):
-            ends[place.parent.name] = Done(**json.loads(place.read_text()))
+            ends[place.parent.name] = Done(**json.loads(place.read_text(encoding="utf-8")))
         return ends
 
     def folder(self, trial: Trial) -> Path:
@@ -124,7 +124,7 @@ class Ledger(Stacked):
     def _write(self, name: str, value: Any) -> None:
         place = self.out / name
         partial = place.with_name(f".{place.name}.partial")
-        partial.write_text(json.dumps(value, indent=2) + "\n")
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         os.replace(partial, place)
 
 

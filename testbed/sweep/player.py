@@ -172,7 +172,7 @@ def gather(sweep: Sweep, player: Player, ledger: Ledger) -> Path:
             if key not in rows
         }
         frames.append(rows.assign(cell=trial.cell.number, **grid))
-    (ledger.out / "failed.json").write_text(json.dumps(failed, indent=2) + "\n")
+    (ledger.out / "failed.json").write_text(json.dumps(failed, indent=2) + "\n", encoding="utf-8")
     place = ledger.out / "results.parquet"
     partial = place.with_name(f".{place.name}.partial")
     frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

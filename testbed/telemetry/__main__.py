@@ -32,7 +32,7 @@ def main() -> None:
     die_with_parent()
     nodes = {inode: name for name, inode in arguments.nodes.items()}
     with ExitStack() as stack:
-        answers = stack.enter_context(os.fdopen(os.dup(1), "w"))
+        answers = stack.enter_context(os.fdopen(os.dup(1), "w", encoding="utf-8"))
         os.dup2(2, 1)  # what the compiler prints is no answer
         try:
             sampler = stack.enter_context(Sampler(list(nodes), arguments.rate))

@@ -161,7 +161,7 @@ def load_classes(path: Path = OWN) -> Classes:
     :raises SpecError: It is not as it must be; the text has a line per finding.
     """
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text())
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path.name}: not TOML: {error}") from None
     return Classes(checked(ClassesSpec, values, lambda place: f"{path_of(place)} ="))

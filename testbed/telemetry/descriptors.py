@@ -36,7 +36,7 @@ def _held(nodes: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:
                 continue
             for entry in os.scandir(process / "fd"):
                 if os.readlink(entry.path).startswith("anon_inode:bpf"):
-                    text = (process / "fdinfo" / entry.name).read_text()
+                    text = (process / "fdinfo" / entry.name).read_text(encoding="utf-8")
                     yield (
                         node,
                         {

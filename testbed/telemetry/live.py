@@ -230,6 +230,8 @@ class Live(Stacked):
         found = {}
         for name, holder in self._nodes.items():
             directory = Path(f"/proc/{holder.pid}/net")
-            devices, snmp = ((directory / each).read_text() for each in ("dev", "snmp"))
+            devices, snmp = (
+                (directory / each).read_text(encoding="utf-8") for each in ("dev", "snmp")
+            )
             found[name] = Counters.of(devices, snmp, self._interfaces[name])
         return found

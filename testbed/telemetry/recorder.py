@@ -67,7 +67,9 @@ class Recorder(Stacked):
             for name, node in self._fabric.nodes.items()
         }
         command = ["--rate", str(self._options.rate), "--nodes", json.dumps(nodes)]
-        self._errors = stack.enter_context(os.fdopen(os.memfd_create("telemetry"), "w+"))
+        self._errors = stack.enter_context(
+            os.fdopen(os.memfd_create("telemetry"), "w+", encoding="utf-8")
+        )
         self._process = stack.enter_context(
             subprocess.Popen(
                 [sys.executable, "-m", "testbed.telemetry", *command],
@@ -77,6 +79,8 @@ class Recorder(Stacked):
                 text=True,
                 process_group=0,  # a Ctrl-C at the terminal is for the controller
                 env={**os.environ, RUN_VARIABLE: self._fabric.run_id},
+                encoding="utf-8",
+                errors="replace",
             )
         )
         stack.callback(self._process.kill)

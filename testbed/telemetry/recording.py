@@ -131,7 +131,9 @@ class Recording:
 
     def _cpumap_owner(self, tid: int) -> str | None:
         with suppress(OSError):
-            name = Path(f"/proc/{tid}/comm").read_text().strip()  # cpumap/<cpu>/map:<id>
+            name = (
+                Path(f"/proc/{tid}/comm").read_text(encoding="utf-8").strip()
+            )  # cpumap/<cpu>/map:<id>
             if name.startswith("cpumap/"):
                 return cpumap_owners(self._nodes).get(int(name.rpartition(":")[2]))
         return None

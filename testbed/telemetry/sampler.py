@@ -111,7 +111,9 @@ class Sampler(Stacked):
         }
         offsets = [f"-D{name}={kernel_types().offset(*at)}" for name, at in _OFFSETS.items()]
         try:
-            self._program = BPF(text=_SOURCE.read_text(), cflags=[f"-I{ROOT / 'bpf'}", *offsets])
+            self._program = BPF(
+                text=_SOURCE.read_text(encoding="utf-8"), cflags=[f"-I{ROOT / 'bpf'}", *offsets]
+            )
         except (
             Exception
         ) as error:  # BCC raises Exception itself; the compiler's output is on stderr

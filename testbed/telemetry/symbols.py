@@ -180,7 +180,7 @@ class ProcessSymbols:
         self._starts: list[int] = []
         self._mappings: list[tuple[int, int, str]] = []
         try:
-            lines = Path(f"/proc/{self._pid}/maps").read_text().splitlines()
+            lines = Path(f"/proc/{self._pid}/maps").read_text(encoding="utf-8").splitlines()
         except OSError:
             return  # it has ended
         for line in lines:

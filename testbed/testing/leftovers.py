@@ -59,7 +59,7 @@ def _text(process: Path) -> str:
     command = (
         (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     )
-    state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+    state = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     return f"{process.name} ({command}){' is stopped' if state == 'T' else ''}"
 
 
@@ -67,7 +67,7 @@ def _bpf(process: Path) -> set[str]:
     found = set()
     for entry in (process / "fdinfo").iterdir():
         with suppress(OSError):  # it has been closed
-            for line in entry.read_text().splitlines():
+            for line in entry.read_text(encoding="utf-8").splitlines():
                 key, _, value = line.partition(":")
                 if key in _BPF:
                     found.add(f"{key.removesuffix('_id')} {value.strip()}")

@@ -159,7 +159,7 @@ def _locked() -> Iterator[None]:
     """Let one process at a time change the cache."""
     try:
         _folder().mkdir(parents=True, exist_ok=True)
-        with open(_folder() / ".lock", "w") as lock:
+        with open(_folder() / ".lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
@@ -167,7 +167,15 @@ def _locked() -> Iterator[None]:
 
 
 def _run(command: list[str], folder: str | None = None) -> str:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
+    )
     if result.returncode:
         words = " ".join((result.stderr or result.stdout).split())
         hint = "; run `apt-get update`" if "apt-get" in command[0] else ""

@@ -60,10 +60,12 @@ def build_initramfs(image: KernelImage) -> Path:
             (root / "bin").mkdir(parents=True)
             (root / "modules").mkdir()
             shutil.copy(busybox, root / "bin/busybox")
-            (root / "init").write_text(_INIT)
+            (root / "init").write_text(_INIT, encoding="utf-8")
             (root / "init").chmod(0o755)
             order = [_unpack(path, root / "modules") for path in _modules_in_order(image)]
-            (root / "modules/order").write_text("".join(f"{name}\n" for name in order))
+            (root / "modules/order").write_text(
+                "".join(f"{name}\n" for name in order), encoding="utf-8"
+            )
             _pack(busybox, root, Path(scratch) / "packed")
             os.replace(Path(scratch) / "packed", target)
     except OSError as error:
@@ -74,11 +76,12 @@ def build_initramfs(image: KernelImage) -> Path:
 def _modules_in_order(image: KernelImage) -> list[Path]:
     """Files of the root's modules and of those they depend on, in the order of insertion."""
     depends: dict[str, tuple[str, list[str]]] = {}
-    for line in (image.modules / "modules.dep").read_text().splitlines():
+    for line in (image.modules / "modules.dep").read_text(encoding="utf-8").splitlines():
         path, _, needed = line.partition(":")
         depends[_module_name(path)] = path, needed.split()
     builtin = {
-        _module_name(line) for line in (image.modules / "modules.builtin").read_text().splitlines()
+        _module_name(line)
+        for line in (image.modules / "modules.builtin").read_text(encoding="utf-8").splitlines()
     }
     order: list[str] = []
     for name in _ROOT_MODULES:

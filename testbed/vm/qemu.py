@@ -69,11 +69,11 @@ def choose_accelerator(image: KernelImage) -> str:
     image.accelerator.unlink(missing_ok=True)
     chosen = "tcg"
     if os.access(_KVM, os.R_OK | os.W_OK):
-        image.accelerator.write_text("kvm")
+        image.accelerator.write_text("kvm", encoding="utf-8")
         with open(os.devnull, "wb") as null, suppress(VmTimeout, VmDied):
             run_in_vm(image, ["true"], stdout=null, stderr=null, timeout=_TRIAL)
             chosen = "kvm"
-    image.accelerator.write_text(chosen)
+    image.accelerator.write_text(chosen, encoding="utf-8")
     return chosen
 
 
@@ -123,7 +123,8 @@ def run_in_vm(
                     f"{name}={value}" for name, value in _environment(environment or {}).items()
                 ),
                 command=shlex.join(command),
-            )
+            ),
+            encoding="utf-8",
         )
         outputs = [
             stack.enter_context(_Output(results / name, to))
@@ -139,7 +140,7 @@ def run_in_vm(
         for output in outputs:
             output.forward()
         try:
-            return int((results / "status").read_text())
+            return int((results / "status").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             raise VmDied(
                 f"the virtual machine (Linux {image.release}) died before the command ended"
@@ -176,7 +177,7 @@ class _Machine(Closing):
     ) -> None:
         qemu = required("qemu-system-x86_64", "qemu-system-x86")
         self._console = results / "console"
-        kvm = image.accelerator.is_file() and image.accelerator.read_text() == "kvm"
+        kvm = image.accelerator.is_file() and image.accelerator.read_text(encoding="utf-8") == "kvm"
         command = [
             # The kernel kills QEMU when this process ends, even by SIGKILL.
             *(required("setpriv", "util-linux"), "--pdeathsig", "KILL", qemu),
@@ -214,7 +215,7 @@ class _Machine(Closing):
         assert self._process.stderr is not None
         text = self._process.stderr.read().decode(errors="replace")
         if self._console.exists():
-            text += self._console.read_text(errors="replace")
+            text += self._console.read_text(errors="replace", encoding="utf-8")
         lines = text.splitlines()
         panic = next((at for at, line in enumerate(lines) if "Kernel panic" in line), None)
         begin = -_LAST_LINES if panic is None else panic

@@ -125,7 +125,7 @@ class Forkserver(Closing):
         """
         answer = self._ask(question)
         if answer is None:
-            said = self._log.read_text(errors="replace").strip()[-2000:]
+            said = self._log.read_text(errors="replace", encoding="utf-8").strip()[-2000:]
             raise FabricError(
                 f"the process that starts workers ended with {self._process.wait()}: {said}"
             )

@@ -82,7 +82,7 @@ class Worker:
         if self.process:
             with suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(DEATH_TIMEOUT)
-        text = self.log.read_text(errors="replace") if self.log else ""
+        text = self.log.read_text(errors="replace", encoding="utf-8") if self.log else ""
         death = WorkerDied(self.name, status, text[-LOG_TAIL:].strip())
         if self.may_die:
             self.death = death

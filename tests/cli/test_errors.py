@@ -1,6 +1,7 @@
 """How the command fails: with exact texts and exit statuses, without a traceback."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -155,6 +156,32 @@ def test_no_verb_shows_help() -> None:
     done = invoke()
     assert "Usage: testbed" in done.stdout
     assert (done.stderr, done.returncode) == ("", 2)
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_stream_is_no_bug(closed: int) -> None:
+    """As after ``testbed bogus 2>&-``: nobody hears the error, but the status tells."""
+    words = [*PROGRAM, "from testbed.cli import main; main()", "bogus"]
+    shell = f"{shlex.join(words)} {closed}>&-"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (done.stdout, done.stderr == "") == ("", closed == 2)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [("utf-8", "2\N{MULTIPLICATION SIGN} 2\N{MINUS SIGN}"), ("latin-1", "2\xd7 2?")],
+)
+def test_text_that_a_stream_cannot_write_is_replaced(encoding: str, said: str) -> None:
+    source = verb("print('2\\xd7 2\\u2212')") + "cli.main()"
+    done = subprocess.run(
+        [*PROGRAM, source, "act"],
+        capture_output=True,
+        encoding=encoding,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert (done.stdout, done.stderr) == (f"{said}\n", "")
 
 
 def test_a_full_disk_is_one_line() -> None:

@@ -29,6 +29,8 @@ def main() -> None:
     if libc.unshare(CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWUTS)")
     socket.sethostname(host)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them
     os.execvp("mnexec", ["mnexec", "-a", pids[host], "sh", "-c", f"exec {command}"])
 
 

@@ -90,7 +90,7 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
         except WorkerTimeout as error:
             ended = process.poll()
             what = str(error) if ended is None else f"mpirun ended with status {ended}"
-            said = log.read_text(errors="replace").strip()[-2000:]
+            said = log.read_text(errors="replace", encoding="utf-8").strip()[-2000:]
             raise WorkerTimeout(f"{what}; mpirun said: {said}") from error
         try:
             with timed(logger, logging.INFO, "mpirun: MPI_Init of %d ranks", len(names)):
@@ -108,7 +108,9 @@ def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
     """
     # mpirun splits the agent's command at blanks, and knows no quotes; the run's folder has none.
     agent = workers.fabric.directory / "mpi_agent.sh"
-    agent.write_text(f'exec {shlex.join([sys.executable, mpi_agent.__file__])} "$@"\n')
+    agent.write_text(
+        f'exec {shlex.join([sys.executable, mpi_agent.__file__])} "$@"\n', encoding="utf-8"
+    )
     parameters = {
         **MPI_PARAMETERS,
         "plm_rsh_agent": f"sh {agent}",

@@ -93,10 +93,14 @@ def vertex_table(kind: type[T], num_vertices: int | None, columns: int = 1) -> N
 def reset_peak_memory() -> int:
     """Begin to measure `peak_memory`; return the resident memory of now, in bytes."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5): resets VmHWM
+        Path("/proc/self/clear_refs").write_text(
+            "5", encoding="utf-8"
+        )  # proc_pid_clear_refs(5): resets VmHWM
     except OSError:
         return 0
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def release_memory() -> None:
@@ -108,5 +112,8 @@ def release_memory() -> None:
 
 def peak_memory() -> int:
     """Return the most resident memory since `reset_peak_memory`, in bytes (``VmHWM``)."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    lines = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    )
     return int(lines["VmHWM"].split()[0]) << 10

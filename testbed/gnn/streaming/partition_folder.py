@@ -144,7 +144,7 @@ class PartitionWriter(Stacked):
             )
         ]
         text = json.dumps({**FORMAT, **facts, "part_files": parts}, indent=1)
-        (self.place / "manifest.json").write_text(text)
+        (self.place / "manifest.json").write_text(text, encoding="utf-8")
         os.chmod(self.place, 0o755)
         try:
             os.rename(self.place, self._out)
