@@ -99,7 +99,12 @@ CLASS_COLOURS = {
     "unclassified": "#ffffff",
 }
 
+# A matplotlibrc is for its own figures: here it could ask for LaTeX, which need not be there. What
+# says where figures are shown stays as it is.
+_SHOWN = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
+
 STYLE: dict[Any, Any] = {
+    **{key: value for key, value in mpl.rcParamsDefault.items() if not key.startswith(_SHOWN)},
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,

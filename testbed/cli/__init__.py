@@ -20,6 +20,7 @@ from testbed.core.errors import TestbedError, limit_reached
 from testbed.core.logs import logger_of
 from testbed.core.renamed import renamed
 from testbed.core.stdio import open_streams
+from testbed.host.rights import add_system_tools
 
 __all__ = ["app", "main"]
 
@@ -113,6 +114,7 @@ def main() -> NoReturn:
     limit, for which -vv shows the traceback; anything else is a bug.
     """
     open_streams()
+    add_system_tools()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:

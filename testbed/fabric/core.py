@@ -24,7 +24,7 @@ from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, Sil
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
 from testbed.host.cgroup import remove_groups
 from testbed.host.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
-from testbed.host.rights import require_root
+from testbed.host.rights import add_system_tools, require_root
 from testbed.host.signals import SIGNALS, signals_later
 from testbed.kernel.maps import BPF_F_MMAPABLE, Map
 from testbed.plan import Datapath, FabricPlan
@@ -82,6 +82,7 @@ class Fabric(Stacked):
         self._flooding_lock = threading.Lock()  # the timeline's thread calls it, too
 
     def _enter(self, stack: ExitStack) -> None:
+        add_system_tools()
         require_root()
         self._turn_signals_into_exceptions(stack)
         pid = os.getpid()

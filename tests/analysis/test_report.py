@@ -192,6 +192,22 @@ def test_a_report_made_again_is_the_same(
     assert capsys.readouterr().out.strip() == str(path / "report.html")
 
 
+@pytest.mark.deep
+def test_a_users_matplotlib_has_no_part_in_it(make_run: RunMaker, tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.family: none of these\n")
+    environment = {"MATPLOTLIBRC": str(tmp_path), "MPLBACKEND": "none", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis.report", str(make_run())],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **environment, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1.17×" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_missed_tolerance_is_reported_and_fails(make_run: RunMaker) -> None:
     path = make_run(accuracy={"gloo": 0.5})
     assert main([str(path)]) == 1

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from testbed.cli import app
+from testbed.host.rights import add_system_tools
 from tests.support.command import call_testbed
 from tests.support.tiers import broad
 
@@ -182,6 +183,13 @@ def test_text_that_a_stream_cannot_write_is_replaced(encoding: str, said: str) -
         env={**os.environ, "PYTHONIOENCODING": encoding},
     )
     assert (done.stdout, done.stderr) == (f"{said}\n", "")
+
+
+def test_tools_are_looked_for_where_root_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/sbin")
+    add_system_tools()
+    add_system_tools()
+    assert os.environ["PATH"] == "/usr/bin:/sbin:/usr/local/sbin:/usr/sbin"
 
 
 def test_a_full_disk_is_one_line() -> None:
