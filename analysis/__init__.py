@@ -6,7 +6,7 @@ runs = load("runs/*")
 speedup(runs, baseline="tcp-ring").save("speedup")
 """
 
-import analysis.mpl  # first
+import analysis.mpl  # noqa: F401  # first
 from analysis.charts import Chart, breakdown, cdf, speedup, spread, throughput, trend
 from analysis.loading import load
 
