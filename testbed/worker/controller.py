@@ -17,6 +17,7 @@ from testbed import native
 from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
 from testbed.core.logs import logger_of, timed
+from testbed.host.cpus import usable_cpus
 from testbed.host.machine import Affinity
 from testbed.kernel.compile import compile_all
 from testbed.worker.forkserver import Forkserver
@@ -287,7 +288,7 @@ class Workers(Mapping[str, Worker], Stacked):
         self.fabric.track(f"worker {name}", process.pid)
         logger.debug("%s: worker is process %d, its output goes to %s", name, process.pid, log)
         if self._affinity != "none" and name in self.fabric.hosts:
-            cpus = sorted(os.sched_getaffinity(0))
+            cpus = usable_cpus()
             number = self.fabric.plan.host(name).rank if self._affinity == "rank" else 0
             os.sched_setaffinity(process.pid, {cpus[number % len(cpus)]})
         return Worker(self, name, name, process, log)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import testbed.host.cpus  # noqa: F401  # before workers are pinned
 from testbed.core.errors import limit_reached
 from testbed.worker.serve import die_with_parent, serve
 

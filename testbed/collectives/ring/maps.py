@@ -23,6 +23,7 @@ from testbed.comm.group import GroupSpec
 from testbed.core.closing import Closing
 from testbed.core.errors import SpecError
 from testbed.datapath.dispatcher import DOORBELL_FAR, LINK
+from testbed.host.cpus import usable_cpus
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct
 from testbed.kernel.cpumap import fill_cpumap
@@ -68,9 +69,9 @@ class Maps(Closing):
                 f" carry, of {self.chunk_bytes} bytes each with mtu = {spec.mtu}; this takes"
                 f" {chunks}"
             )
-        cpus = sorted(os.sched_getaffinity(1))
+        cpus = usable_cpus()
         # The program assumes CPUs 0..n-1: without spreading it is slower, not wrong.
-        self.cpus = len(cpus) if cpus == list(range(len(cpus))) else 1
+        self.cpus = len(cpus) if cpus == tuple(range(len(cpus))) else 1
         self.window = window_for(spec.window, spec.size, self.chunk_bytes, tokens=spec.tokens)
         retransmit_slots = retransmit_slots_for(
             self.window, spec.size, chunks if spec.reproducible else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from testbed.exchange.pinch.placement import Placement
 from testbed.exchange.pinch.process import Process
 from testbed.exchange.pinch.sending import Sending
 from testbed.exchange.pinch.vertex_tables import Tables
+from testbed.host.cpus import usable_cpus
 from testbed.protocol.pinch.packet import WR_ASK
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.sequence import seq_of
@@ -45,7 +45,7 @@ class PinchPort(Closing):
     ) -> None:
         self.spec, self.group = spec, spec.group
         group = spec.group
-        cpus = sorted(os.sched_getaffinity(1))  # those of the host: a worker may be bound to one
+        cpus = usable_cpus()
         self.placement = Placement.plan(group.rank, group.size, spec.processing, cpus)
         here = self.placement.homes[group.rank]
         flows = sorted(self.placement.flows, key=lambda flow: (flow == here, flow))
