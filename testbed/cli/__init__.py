@@ -20,7 +20,7 @@ from testbed.core.errors import TestbedError, limit_reached
 from testbed.core.logs import logger_of
 from testbed.core.renamed import renamed
 from testbed.core.stdio import open_streams
-from testbed.host.rights import add_system_tools
+from testbed.host.rights import add_system_tools, allow_many_files
 
 __all__ = ["app", "main"]
 
@@ -115,6 +115,7 @@ def main() -> NoReturn:
     """
     open_streams()
     add_system_tools()
+    allow_many_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:

@@ -1,6 +1,7 @@
 """The errors that a user may meet: each text says what is wrong, where, and what to do."""
 
 import errno
+import resource
 from typing import ClassVar
 
 __all__ = [
@@ -114,6 +115,9 @@ def limit_reached(error: BaseException) -> str | None:
 
     Memory exhaustion shows as `MemoryError`, from which numpy and pyarrow derive theirs, as ENOMEM
     from a system call, and in torch as `RuntimeError`.
+
+    A process that may open no more files shows as EMFILE, and where it was about to import something
+    as an `ImportError` caused by it.
     """
     text = " ".join(str(error).split())
     match error:
@@ -121,6 +125,10 @@ def limit_reached(error: BaseException) -> str | None:
             what = "out of memory"
         case OSError(errno=errno.ENOMEM):
             what, text = "out of memory", error.filename or ""
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            what, text = "too many open files", f"ulimit -n allows {_files()}"
+        case ImportError() if "cannot open shared object file: Error 24" in text:
+            what, text = "too many open files", f"ulimit -n allows {_files()}"
         case RecursionError():
             what = "nested too deeply"
         case RuntimeError() if "can't allocate memory" in text:
@@ -130,3 +138,7 @@ def limit_reached(error: BaseException) -> str | None:
         case _:
             return None
     return f"{what}: {text}" if text else what
+
+
+def _files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,11 +1,13 @@
-"""What an operation on the machine's network needs: root, and the tools of root's PATH."""
+"""What the testbed needs of the process it runs in: root, tools of the PATH of root, open files."""
 
 import os
+import resource
 
 from testbed.core.errors import FabricError
 
-__all__ = ["add_system_tools", "require_root"]
+__all__ = ["add_system_tools", "allow_many_files", "require_root"]
 
+_FILES = 65_536
 _FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -16,6 +18,16 @@ def require_root() -> None:
     """
     if os.geteuid() != 0:
         raise FabricError("namespaces and interfaces need root: run it with sudo")
+
+
+def allow_many_files() -> None:
+    """Let this process and its children open as many files as an unprivileged process may, up to
+    `_FILES`: a fabric of 32 hosts needs more than the usual 1024, or what a shell allows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def add_system_tools() -> None:

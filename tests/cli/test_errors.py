@@ -207,6 +207,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 LIMITS = {
     "bytes(1 << 60)": "out of memory",
+    "import os; [os.open('/', 0) for _ in range(1 << 17)]": "too many open files: ulimit -n allows ",
     "import numpy; numpy.empty(1 << 50)": (
         "out of memory: Unable to allocate 8.00 PiB for an array with shape "
     ),
@@ -223,7 +224,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("action", "text"), broad(LIMITS.items(), 2), ids=LIMITS)
+@pytest.mark.parametrize(("action", "text"), broad(LIMITS.items(), 3), ids=LIMITS)
 def test_a_limit_is_one_line(action: str, text: str) -> None:
     done = act_alone(action)
     assert (done.stdout, done.returncode) == ("", 1)
