@@ -116,8 +116,7 @@ def limit_reached(error: BaseException) -> str | None:
     Memory exhaustion shows as `MemoryError`, from which numpy and pyarrow derive theirs, as ENOMEM
     from a system call, and in torch as `RuntimeError`.
 
-    A process that may open no more files shows as EMFILE, and where it was about to import something
-    as an `ImportError` caused by it.
+    A process that may open no more files shows as EMFILE, or as an `ImportError` of a library.
     """
     text = " ".join(str(error).split())
     match error:
