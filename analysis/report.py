@@ -261,16 +261,25 @@ def learned(run: Run) -> list[dict[str, Any]]:
     test = summary.test_accuracy(run)
     if loss.empty:
         return []
-    last = loss.index.get_level_values("epoch") == loss.index.get_level_values("epoch").max()
+
+    def last(table: pd.DataFrame, name: str) -> float:
+        epochs = table.index.get_level_values("epoch")
+        return float(table.loc[epochs == epochs.max(), name].mean())
+
     return [
         {
             "backend": name,
-            "loss": loss.loc[last, name].mean(),
-            "validation": validation.loc[last, name].mean(),
-            "test": test[name].mean(),
+            "loss": f"{last(loss, name):.4f}",
+            "validation": percent(last(validation, name)),
+            "test": percent(float(test[name].mean())),
         }
         for name in run.backends
     ]
+
+
+def percent(value: float) -> str:
+    """Write a share; of nothing there is none."""
+    return "none" if value != value else f"{100 * value:.2f} %"
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

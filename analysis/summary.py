@@ -209,7 +209,7 @@ def checks(run: Run) -> list[Check]:
         ("test accuracy", test_accuracy(run), 100.0, "accuracy", "points"),
     ):
         for name in run.backends:
-            if name != base:
+            if name != base and not table.empty:
                 distances = (table[name] - table[base]).abs() * scale
                 distance = float(distances.max(skipna=False))
                 found.append(Check(name, base, what, distance, float(tolerance[key]), unit))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EpochResult", "FullResult"]
+__all__ = ["EpochResult", "FullResult", "share_of"]
 
 
 @dataclass(frozen=True)
@@ -46,3 +46,8 @@ class FullResult(EpochResult):
 
     test_correct: int
     test_total: int
+
+
+def share_of(correct: int, total: int) -> float | None:
+    """Return the share of correct predictions; None if there was nothing to predict."""
+    return correct / total if total else None

@@ -23,7 +23,7 @@ from testbed.core.registry import load
 from testbed.gnn.graph import GraphData
 from testbed.gnn.models import MODELS
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
-from testbed.gnn.result import EpochResult
+from testbed.gnn.result import EpochResult, share_of
 from testbed.gnn.sampling import Sampler, shares
 from testbed.gnn.weights import digest, flatten
 from testbed.host.estimates import VALIDATION_BATCH
@@ -87,8 +87,8 @@ class Minibatches(ABC):
         """
 
     @abstractmethod
-    def test_accuracy(self) -> float:
-        """Return the accuracy on the test set."""
+    def test_accuracy(self) -> float | None:
+        """Return the accuracy on the test set; None if it is empty."""
 
     def cut(self, share: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Cut a rank's share of the samples into batches."""
@@ -230,7 +230,8 @@ class Trainer(Minibatches):
             correct += int((logits.argmax(1).numpy() == self.graph.y[seeds]).sum())
         return correct, len(share)
 
-    def test_accuracy(self) -> float:
-        """Return the accuracy on the test set, each vertex from its whole neighbourhood."""
+    def test_accuracy(self) -> float | None:
+        """See `Minibatches.test_accuracy`; each vertex from its whole neighbourhood."""
         answers = self.model.infer(self.sampler).argmax(1).numpy()
-        return float((answers[self.graph.test] == self.graph.y[self.graph.test]).mean())
+        right = answers[self.graph.test] == self.graph.y[self.graph.test]
+        return share_of(int(right.sum()), len(right))

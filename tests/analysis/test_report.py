@@ -19,7 +19,7 @@ from analysis.bench import read_bench
 from analysis.figures import FIGURES
 from analysis.report import ROOT, main, make_report
 from testbed.core.errors import SpecError
-from testbed.results import Table
+from testbed.results import RunFolder, Table, load_run
 from tests.support.tiers import broad
 
 RunMaker = Callable[..., Path]
@@ -206,6 +206,18 @@ def test_a_users_matplotlib_has_no_part_in_it(make_run: RunMaker, tmp_path: Path
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "1.17×" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_accuracy_over_nothing_is_absent(make_run: RunMaker) -> None:
+    path = make_run({"gloo": 0.4, "tcp-ring": 0.6})
+    run = load_run(path)
+    empty = run.frame["metric"].isin({"test_accuracy", "validation_accuracy"})
+    RunFolder.existing(path).write("results.parquet", run.frame[~empty].to_parquet)
+    report, found = make_report(path)
+    assert [check.what for check in found] == ["loss"]
+    html = report.read_text()
+    assert "nan" not in html
+    assert "<td>none</td><td>none</td>" in html
 
 
 def test_a_missed_tolerance_is_reported_and_fails(make_run: RunMaker) -> None:

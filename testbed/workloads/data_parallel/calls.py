@@ -95,8 +95,10 @@ def train_rank(context: WorkerContext, backend: str, epoch: int) -> EpochResult:
     return trainer.epoch(opened, epoch, on_step)
 
 
-def test_rank(context: WorkerContext, backend: str) -> tuple[float, float]:
-    """Return the trained model's accuracy on the test set, 0..1, and the seconds that this took."""
+def test_rank(context: WorkerContext, backend: str) -> tuple[float | None, float]:
+    """Return the trained model's accuracy on the test set, 0..1 or None if that is empty, and the
+    seconds that this took.
+    """
     trainer = context.state(State).trainers[backend]
     started = time.perf_counter()
     return trainer.test_accuracy(), time.perf_counter() - started

@@ -10,7 +10,7 @@ from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.options import ExchangeTerms
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
-from testbed.gnn.result import FullResult
+from testbed.gnn.result import FullResult, share_of
 from testbed.host import estimates
 from testbed.workloads.full_graph import calls
 from testbed.workloads.full_graph.scenario import FullGraphScenario
@@ -135,8 +135,10 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         and the second of its turn, when connections and caches are warm.
         """
         results = self.last[backend]
-        total = sum(result.test_total for result in results)
-        accuracy = sum(result.test_correct for result in results) / total if total else 0.0
+        accuracy = share_of(
+            sum(result.test_correct for result in results),
+            sum(result.test_total for result in results),
+        )
         stage.say(
             record_test(stage.table, trial, backend, accuracy, results[0].times["validation_time"])
         )

@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 
 from testbed.core.errors import SpecError
 from testbed.gnn.options import MinibatchSpec
+from testbed.gnn.result import share_of
 from testbed.gnn.sampling import shares
 from testbed.gnn.train import DROPOUT, SHUFFLE, Minibatches
 from testbed.host.estimates import VALIDATION_BATCH
@@ -78,10 +79,9 @@ class ModuleTrainer(Minibatches):
         return self._right("val", self.rank, self.world)
 
     @torch.no_grad()
-    def test_accuracy(self) -> float:
+    def test_accuracy(self) -> float | None:
         """See `Minibatches.test_accuracy`."""
-        correct, of = self._right("test", 0, 1)
-        return correct / of if of else 0.0
+        return share_of(*self._right("test", 0, 1))
 
     def _right(self, part: Part, first: int, step: int) -> tuple[int, int]:
         self.model.eval()

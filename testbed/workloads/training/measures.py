@@ -5,7 +5,7 @@ weights.
 from collections.abc import Sequence
 
 from testbed.core.errors import CollectiveError
-from testbed.gnn.result import EpochResult
+from testbed.gnn.result import EpochResult, share_of
 from testbed.results import Run, Table
 from testbed.workloads.measures import record_times
 from testbed.workloads.workload import Turn
@@ -49,17 +49,25 @@ def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
         table.add(trial, backend, "loss", result.loss, "nat", rank=rank, epoch=epoch)
     loss, accuracy = mean_loss(ranks), validation_accuracy(ranks)
     table.add(trial, backend, "loss", loss, "nat", epoch=epoch)
-    table.add(trial, backend, "validation_accuracy", accuracy, "1", epoch=epoch)
+    validation = ""
+    if accuracy is not None:
+        table.add(trial, backend, "validation_accuracy", accuracy, "1", epoch=epoch)
+        validation = f" validation {accuracy:.1%},"
     seconds = max(result.times["epoch_time"] for result in ranks)
-    return f"loss {loss:.3f}, validation {accuracy:.1%}, {seconds:.2f} s"
+    return f"loss {loss:.3f},{validation} {seconds:.2f} s"
 
 
-def record_test(table: Table, trial: int, backend: str, accuracy: float, seconds: float) -> str:
+def record_test(
+    table: Table, trial: int, backend: str, accuracy: float | None, seconds: float
+) -> str:
     """Add the trained model's accuracy on the test set, and the seconds that finding it took on
-    rank 0.
+    rank 0; nothing if the set is empty.
 
+    :param accuracy: As of `share_of`.
     :returns: What to tell the user.
     """
+    if accuracy is None:
+        return f"{backend}: no test accuracy, because the test set is empty"
     table.add(trial, backend, "test_accuracy", accuracy, "1")
     table.add(trial, backend, "inference_time", seconds, "s", rank=0)
     return f"{backend}: test accuracy {accuracy:.2%}"
@@ -70,12 +78,13 @@ def mean_loss(ranks: Sequence[EpochResult]) -> float:
     return sum(result.share * result.loss for result in ranks)
 
 
-def validation_accuracy(ranks: Sequence[EpochResult]) -> float:
-    """Return the accuracy on the validation set, which is distributed over the ranks; 0 if it is
+def validation_accuracy(ranks: Sequence[EpochResult]) -> float | None:
+    """Return the accuracy on the validation set, which is distributed over the ranks; None if it is
     empty.
     """
-    total = sum(result.val_total for result in ranks)
-    return sum(result.val_correct for result in ranks) / total if total else 0.0
+    return share_of(
+        sum(result.val_correct for result in ranks), sum(result.val_total for result in ranks)
+    )
 
 
 def gradient(run: Run, every: str) -> str:
