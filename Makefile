@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-stamp
 DEMO := runs/demo
 # Less computing than in the scenario: four ranks may share two cores, and communication is to decide.
-DEMO_RUN := scenarios/dnn_resnet50.toml --set dnn.compute=0.02 --set dnn.epochs=4
+DEMO_RUN := scenarios/dnn_resnet50.toml --set dnn.compute=0.02 --set dnn.epochs=9
 # Building networks requires root; nothing else here does.
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 QUICK := kernel,net
@@ -14,7 +14,7 @@ PURE = $(VENV)/bin/tox run-parallel --parallel auto --parallel-no-spinner -e lin
 OUTPUTS := build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf vm demo paper check test test-all notebooks clean
+.PHONY: help setup apt venv bpf vm demo paper check test test-all tier notebooks clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -52,23 +52,28 @@ demo: setup  ## measure and train on four hosts, in-kernel beside sockets, and r
 paper: setup  ## measure what the papers have measured, into docs/results; PART=erar-1 for one part
 	@$(SUDO) $(VENV)/bin/testbed paper $(PART) --out docs/results
 
-check: setup  ## lint, types, and the tests that need no kernel features
+check: setup  ## lint, types, and the tests that need no kernel features: two minutes
 	@$(PURE)
 
-# What root's tests write belongs to the checkout's owner, so that later commands need no root. The last lines name
-# the tests that passed only the second time (tests/tier.py).
+# What root's tests write belongs to the checkout's owner, so that later commands need no root.
+GIVE_BACK = $(SUDO) find $(OUTPUTS) -exec chown --no-dereference --reference=Makefile {} + 2>/dev/null
+
+# The last lines name the tests that passed only the second time (tests/tier.py).
 define run-tests
 	@$(SUDO) rm -rf build/flaky
-	@$(PURE) && $(SUDO) $(VENV)/bin/tox run -e $(1); status=$$?; \
-	$(SUDO) find $(OUTPUTS) -exec chown --no-dereference --reference=Makefile {} + 2>/dev/null; \
+	@$(PURE) && $(SUDO) $(VENV)/bin/tox run -e $(1); status=$$?; $(GIVE_BACK); \
 	$(PYTHON) -m tests.tier && exit $$status
 endef
 
-test: setup  ## lint, types, and quick tests on real networks: ten minutes
+test: setup  ## lint, types, and quick tests, also in the kernel and on real networks: ten minutes
 	$(call run-tests,$(QUICK))
 
-test-all: setup  ## all tests that this machine can run
+test-all: setup  ## everything that this machine can run: forty minutes
 	$(call run-tests,$(ALL))
+
+# With root as `make test`, and with files that stay the checkout's owner's: make tier TIER=net ARGS="-k killed"
+tier: setup  ## one tier alone: TIER=kernel, net, deep, deep-net, alone, vm or pure; ARGS for pytest
+	@$(SUDO) $(VENV)/bin/tox run -e $(TIER) $(if $(ARGS),-- $(ARGS)); status=$$?; $(GIVE_BACK); exit $$status
 
 notebooks: setup  ## JupyterLab on analysis/notebooks; installs it on first use
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements-notebooks.txt

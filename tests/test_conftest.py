@@ -86,7 +86,7 @@ def suite(
 def test_without_root(require: str, outcome: str, tmp_path: Path) -> None:
     done = suite(NEEDY, tmp_path, require, another_user=True)
     assert outcome in done.stdout
-    assert "verifier: not tried, because it needs root; fix: fix root first" in done.stdout
+    assert "verifier: not tried, because it needs root; fix: run it as root" in done.stdout
     assert done.returncode == (1 if require else 0)
 
 

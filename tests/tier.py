@@ -5,10 +5,11 @@
     python -m tests.tier net -n 2 -m "net and not deep"   # the tier's name, then pytest's arguments
     python -m tests.tier                                  # which tests of all tiers were flaky
 
-Tests of tiers that build networks share two cores with each other and with whatever else a machine
+Tests of tiers that use the kernel share two cores with each other and with whatever else a machine
 does. A test that passes the second time does not fail the run, but it is called flaky, and the text
-of its first failure is kept in ``build/flaky``: something in it depends on the scheduler. More than
-`MOST` such tests fail the run, and so do a test that fails twice and a worker that dies.
+of its first failure is kept in ``build/flaky``: something in it depends on the scheduler. If more
+than `MOST` tests of a tier fail, if a worker dies or a file cannot be read, nothing is run again.
+More than `MOST` flaky tests of all tiers together fail the run, too.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def run(tier: str, arguments: list[str], kept: Path) -> int:
         return status
     kept.mkdir(parents=True, exist_ok=True)
     for number, (name, (line, text)) in enumerate(first.failures.items(), 1):
-        (kept / f"{tier}-{number}.txt").write_text(f"flaky: {name}: {line}\n\n{text}\n")
+        said = f"flaky: {name}: {line}"
+        (kept / f"{tier}-{number}.txt").write_text(f"{said}\n\n{text}\n")
+        print(said, flush=True)
     return 0
 
 

@@ -15,7 +15,7 @@ __all__ = ["PROBES", "TIERS", "Finding", "Level", "find", "findings", "lacking"]
 
 IN_KERNEL = ("root", "clang", "libbpf", "verifier")
 INSTALL = "make apt"
-PRIVILEGED = "sudo .venv/bin/testbed doctor"
+PRIVILEGED = "run it as root, such as with sudo"
 
 
 def qdisc(options: str, purpose: str) -> Probe:
@@ -93,7 +93,7 @@ PROBES = {
         ),
         Probe("Open MPI", software.open_mpi, INSTALL, "the backend mpi"),
         Probe("torch", software.torch, "make venv"),
-        Probe("QEMU", software.qemu, "make vm", "tests on other kernels", ("root",)),
+        Probe("QEMU", software.qemu, "make vm", "tests on other kernels"),
     )
 }
 
@@ -121,8 +121,10 @@ def findings() -> Iterator[Finding]:
 
 
 def lacking(tier: str) -> list[Finding]:
-    """Return what a tier of tests lacks on this machine; empty if it can run.
+    """Return what a tier of tests lacks on this machine; empty if it can run. What could not be
+    tried because of something else is left out.
 
     :param tier: One of :data:`TIERS`.
     """
-    return [finding for finding in map(find, TIERS[tier]) if finding.level is not Level.OK]
+    found = [finding for finding in map(find, TIERS[tier]) if finding.level is not Level.OK]
+    return [finding for finding in found if finding.tried] or found

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.core.errors import TestbedError
 from testbed.core.logs import logger_of, timed
@@ -36,12 +36,14 @@ class Finding:
         library.
     :param remedy: The command, or the kernel's configuration, that fixes it; empty if there is
         nothing to fix.
+    :param tried: Whether the capability was used, or could not be because another is missing.
     """
 
     name: str
     level: Level
     detail: str
     remedy: str = ""
+    tried: bool = True
 
     def __str__(self) -> str:
         return f"{self.name}: {self.detail}" + (f"; fix: {self.remedy}" if self.remedy else "")
@@ -84,9 +86,8 @@ class Probe:
         """
         blocked = [name for name in self.needs if earlier[name].level is not Level.OK]
         if blocked:
-            return self._missing(
-                f"not tried, because it needs {', '.join(blocked)}", f"fix {blocked[0]} first"
-            )
+            why = f"not tried, because it needs {', '.join(blocked)}"
+            return replace(self._missing(why, earlier[blocked[0]].remedy), tried=False)
         try:
             with timed(logger, logging.INFO, "%s", self.name):
                 detail = self.check()

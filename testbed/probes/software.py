@@ -5,7 +5,7 @@ import sys
 
 from testbed.kernel.bcc_headers import bcc_environment
 from testbed.probes.finding import Missing, command
-from testbed.vm import SERIES, find_image
+from testbed.vm import QEMU, SERIES, find_image, required
 
 __all__ = ["bcc", "mininet", "open_mpi", "qemu", "torch"]
 
@@ -73,5 +73,5 @@ def torch() -> str:
 
 def qemu() -> str:
     """Look for QEMU, and for the kernels that tests run on it."""
-    command(["qemu-system-x86_64", "--version"])
+    required(*QEMU)
     return f"runs Linux {' and '.join(find_image(series).release for series in SERIES)}"

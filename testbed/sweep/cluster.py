@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import dask
-from distributed import Client, Future, LocalCluster, as_completed
+from distributed import Client, Future, LocalCluster, as_completed, get_worker
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import SpecError
@@ -134,7 +134,9 @@ class Cluster(Stacked):
 
 def perform(work: Work) -> tuple[Done, dict[str, bytes]]:
     """Run a trial on a worker; return how it ended, and its files by path within its folder."""
-    with tempfile.TemporaryDirectory(prefix="testbed-trial-") as place:
+    # In the worker's own folder, which Dask removes even if the worker is killed.
+    here = get_worker().local_directory
+    with tempfile.TemporaryDirectory(prefix="testbed-trial-", dir=here) as place:
         folder = Path(place)
         done = attempt(work, folder)
         files = {

@@ -52,7 +52,8 @@ def _section(
     chunk = _chunk(error, plan.mtu) if isinstance(error, WrongSum) else None
     names = [host.name for host in plan.hosts]
     if chunk is None:
-        yield f"last of {len(records)} records:"
+        if len(records):
+            yield f"last of {len(records)} records:"
         yield from log_lines(records[-_LINES:], names)
         return
     found = _around(records, chunk)

@@ -2,7 +2,17 @@
 developers whose kernel has none of these.
 """
 
-from testbed.vm.image import SERIES, KernelImage, VmError, find_image
+from testbed.vm.image import QEMU, SERIES, KernelImage, VmError, find_image, required
 from testbed.vm.qemu import VmDied, VmTimeout, run_in_vm
 
-__all__ = ["SERIES", "KernelImage", "VmDied", "VmError", "VmTimeout", "find_image", "run_in_vm"]
+__all__ = [
+    "QEMU",
+    "SERIES",
+    "KernelImage",
+    "VmDied",
+    "VmError",
+    "VmTimeout",
+    "find_image",
+    "required",
+    "run_in_vm",
+]

@@ -14,7 +14,7 @@ from pathlib import Path
 from testbed.core.errors import StorageError, TestbedError
 from testbed.host.paths import cache_folder
 
-__all__ = ["SERIES", "KernelImage", "VmError", "fetch_image", "find_image", "required"]
+__all__ = ["QEMU", "SERIES", "KernelImage", "VmError", "fetch_image", "find_image", "required"]
 
 SERIES = ("6.12", "6.1")
 """Kernels that the tests run on; any other series that the archive has works as well."""
@@ -59,6 +59,10 @@ class KernelImage:
         return self.root / "accelerator"
 
 
+QEMU = ("qemu-system-x86_64", "qemu-system-x86")
+"""The program, and its package."""
+
+
 def required(program: str, package: str) -> str:
     """Return the path of a program that virtual machines need.
 
@@ -77,7 +81,9 @@ def find_image(series: str) -> KernelImage:
     """
     folders = [path for path in _releases(series) if (path / "initramfs").is_file()]
     if not folders:
-        raise VmError(f"no kernel {series} is set up: run `testbed vm setup --kernel {series}`")
+        bare = series in SERIES and shutil.which(QEMU[0]) is None
+        fix = "make vm" if bare else f"testbed vm setup --kernel {series}"
+        raise VmError(f"no kernel {series} is set up: run `{fix}`")
     newest = max(folders, key=lambda path: _version_key(path.name))
     return KernelImage(newest.name, newest)
 

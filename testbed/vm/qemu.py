@@ -14,7 +14,7 @@ from typing import BinaryIO, ClassVar
 
 from testbed.core.closing import Closing
 from testbed.core.errors import SpecError
-from testbed.vm.image import KernelImage, VmError, required
+from testbed.vm.image import QEMU, KernelImage, VmError, required
 from testbed.vm.initramfs import HOST_TAG, RESULTS, RESULTS_TAG, build_initramfs
 
 __all__ = ["VmDied", "VmTimeout", "choose_accelerator", "run_in_vm"]
@@ -175,7 +175,7 @@ class _Machine(Closing):
     def __init__(
         self, image: KernelImage, results: Path, shares: Sequence[Path], cpus: int, memory: int
     ) -> None:
-        qemu = required("qemu-system-x86_64", "qemu-system-x86")
+        qemu = required(*QEMU)
         self._console = results / "console"
         kvm = image.accelerator.is_file() and image.accelerator.read_text(encoding="utf-8") == "kvm"
         command = [

@@ -1,5 +1,7 @@
 """Which MTUs in-kernel backends can have."""
 
+from dataclasses import replace
+
 import pytest
 
 from testbed.collectives.registry import BACKENDS
@@ -19,6 +21,10 @@ from testbed.probes import Finding, Level, mtu
 def test_jumbo_frames_need_multi_buffer_xdp(monkeypatch, level, size, names, allowed) -> None:
     found = Finding("multi-buffer XDP", level, "EINVAL (Invalid argument)", "Linux 6.4 or later")
     monkeypatch.setattr(mtu, "find", lambda name: found)
+    if size > 3506 and not allowed:  # as for a user who is not root, and plans a run only
+        monkeypatch.setattr(mtu, "find", lambda name: replace(found, tried=False))
+        mtu.check_mtu(size, names, "--mtu", BACKENDS)
+        monkeypatch.setattr(mtu, "find", lambda name: found)
     if allowed:
         mtu.check_mtu(size, names, "--mtu", BACKENDS)
         return

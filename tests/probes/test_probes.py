@@ -69,11 +69,11 @@ def test_bug_is_no_finding() -> None:
 def test_a_probe_whose_needs_are_missing_is_not_tried() -> None:
     probe = Probe("x", lambda: pytest.fail("was tried"), "general", needs=("root", "clang"))
     earlier = {
-        "root": Finding("root", Level.FAIL, "no"),
+        "root": Finding("root", Level.FAIL, "no", "sudo"),
         "clang": Finding("clang", Level.OK, "yes"),
     }
     assert probe.run(earlier) == Finding(
-        "x", Level.FAIL, "not tried, because it needs root", "fix root first"
+        "x", Level.FAIL, "not tried, because it needs root", "sudo", tried=False
     )
 
 
@@ -91,15 +91,12 @@ def test_summary_of_nothing() -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 def test_root_names_the_user() -> None:
-    assert (
-        str(find("root"))
-        == f"root: effective user id is {os.geteuid()}, not 0; fix: sudo .venv/bin/testbed doctor"
-    )
-    assert [finding.name for finding in lacking("kernel")][:1] == ["root"]
+    assert str(find("root")).startswith(f"root: effective user id is {os.geteuid()}, not 0; fix: ")
+    assert [finding.name for finding in lacking("kernel")] == ["root"]
 
 
 def test_cgroup_needs_a_mount(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path: "proc /proc proc rw 0 0\n")
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: "proc /proc proc rw 0 0\n")
     with pytest.raises(Missing, match="no file system of type cgroup2 is mounted"):
         machine.cgroup()
 
