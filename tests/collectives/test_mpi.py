@@ -29,3 +29,22 @@ def test_an_mpirun_that_exits_early_is_not_waited_for(
     ):
         pass
     assert str(refused.value) == ("mpirun ended with status 7; mpirun said: there are no slots")
+
+
+def test_what_configures_a_users_own_mpi_has_no_part_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would keep ranks from meeting: an interface to leave out, no network at all, and hosts
+    whose names mean something else, or nothing, to mpirun.
+    """
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("btl = self\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_if_exclude", "docker0,lo")
+    plan = plan_fabric("tests.support.topologies:Named", switch="bridge")
+    with (
+        Fabric(plan) as fabric,
+        Workers(fabric) as workers,
+        rank_workers("mpi", workers, [host.name for host in plan.hosts]) as names,
+    ):
+        assert names == ["mpi:client", "mpi:server.a", "mpi:server.b"]

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from testbed.collectives.mpi import agent as mpi_agent
@@ -39,6 +39,16 @@ MPI_PARAMETERS = {
     # mpirun itself starts all daemons, because only it can see the holders' process ids.
     "plm_rsh_no_tree_spawn": "1",
 }
+
+_FOREIGN = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "ORTE_", "PMI_", "SLURM_", "PBS_", "LSB_")
+"""Beginnings of variables by which Open MPI, or a batch system around it, is configured elsewhere:
+what a user's other programs need, such as an interface to leave out, does not fit a fabric.
+"""
+_NO_FILES = {
+    "OMPI_MCA_mca_base_param_files": "none",
+    "PMIX_MCA_mca_base_param_files": "none",
+}
+"""Let nobody's ``~/.openmpi/mca-params.conf`` have a part in it either."""
 
 
 @contextmanager
@@ -72,18 +82,20 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
             "backend 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py"
         )
     names = {f"mpi:{host}": host for host in hosts}
+    aliases = {host: f"testbed-rank-{rank}" for rank, host in enumerate(hosts)}
     log = workers.fabric.directory / "mpirun.log"
-    line = shlex.join(command(workers, hosts))
+    line = shlex.join(command(workers, aliases))
     logger.debug("%s: %s", hosts[0], line)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, mpi_agent.__file__, hosts[0], line],
-            env=environment(workers.fabric, hosts),
+            [sys.executable, mpi_agent.__file__, aliases[hosts[0]], line],
+            env=environment(workers.fabric, aliases),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,  # like workers: no autogroup of its own
         )
+    patience = 0.0  # for one that has not come to work
     try:
         try:
             workers.expect(names, START_TIMEOUT, process.pid)
@@ -96,15 +108,19 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
             with timed(logger, logging.INFO, "mpirun: MPI_Init of %d ranks", len(names)):
                 workers.call_all(initialize, list(names), timeout=START_TIMEOUT)
             yield list(names)
+            patience = STOP_TIMEOUT
         finally:
             workers.dismiss(name for name in names if name in workers)
     finally:
-        end(process)
+        end(process, patience)
 
 
-def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
+def command(workers: Workers, aliases: Mapping[str, str]) -> list[str]:
     """Return mpirun's command line: one application context per host, so that each rank gets its
     own name.
+
+    :param aliases: What mpirun calls each host: a host of a fabric may be called ``localhost``, or
+        by what is no name of a host elsewhere.
     """
     # mpirun splits the agent's command at blanks, and knows no quotes; the run's folder has none.
     agent = workers.fabric.directory / "mpi_agent.sh"
@@ -119,9 +135,9 @@ def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
     line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--leave-session-attached"]
     for key, value in parameters.items():
         line += ["--mca", key, value]
-    for index, host in enumerate(hosts):
+    for index, (host, alias) in enumerate(aliases.items()):
         line += [":"] if index else []
-        line += ["-host", host, "-np", "1", "-x", RANKS_VARIABLE]
+        line += ["-host", alias, "-np", "1", "-x", RANKS_VARIABLE]
         line += [
             sys.executable,
             "-m",
@@ -134,22 +150,28 @@ def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
     return line
 
 
-def environment(fabric: Fabric, hosts: Sequence[str]) -> dict[str, str]:
+def environment(fabric: Fabric, aliases: Mapping[str, str]) -> dict[str, str]:
     """Return mpirun's environment, in which the agent finds the hosts."""
+    pids = (f"{alias}={fabric.hosts[host].pid}" for host, alias in aliases.items())
     return {
-        **os.environ,
+        **{key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)},
+        **_NO_FILES,
         RUN_VARIABLE: fabric.run_id,
-        mpi_agent.PIDS_VARIABLE: ",".join(f"{host}={fabric.hosts[host].pid}" for host in hosts),
-        RANKS_VARIABLE: ",".join(hosts),
+        mpi_agent.PIDS_VARIABLE: ",".join(pids),
+        RANKS_VARIABLE: ",".join(aliases),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for mpirun to exit by itself; after a while ask it to, and finally kill it."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
+def end(process: "subprocess.Popen[bytes]", patience: float) -> None:
+    """Wait for mpirun to exit by itself; after so many seconds ask it to, and finally kill it."""
+    for number, seconds in (
+        (None, patience),
+        (signal.SIGTERM, STOP_TIMEOUT),
+        (signal.SIGKILL, None),
+    ):
         if number is not None:
             process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_TIMEOUT)
+            process.wait(seconds)
             return
