@@ -2,7 +2,7 @@
 developers whose kernel has none of these.
 """
 
-from testbed.vm.image import QEMU, SERIES, KernelImage, VmError, find_image, required
+from testbed.vm.image import QEMU, SERIES, KernelImage, VmError, find_image
 from testbed.vm.qemu import VmDied, VmTimeout, run_in_vm
 
 __all__ = [
@@ -13,6 +13,5 @@ __all__ = [
     "VmError",
     "VmTimeout",
     "find_image",
-    "required",
     "run_in_vm",
 ]
