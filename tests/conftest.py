@@ -20,11 +20,14 @@ import pytest
 from hypothesis import settings
 
 from testbed.probes import PROBES, TIERS, Level, find, lacking
+from tests.outcomes import LEFT
 from tests.support.waiting import wait_until
 
 REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}
 SESSION = "TESTBED_TEST_SESSION"  # in the environment of all processes of a session
 STATE = Path("/run/testbed")
+BEFORE = pytest.StashKey[set[str]]()
+BUILT: list[str] = []  # tests that may have built networks
 MODULE_MARK = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(\w+)", re.MULTILINE)
 GRACE = 30.0  # seconds for what disappears by itself, such as devices of a deleted namespace
 
@@ -37,13 +40,14 @@ settings.register_profile("testbed", settings.get_profile("other"), derandomize=
 settings.load_profile("testbed")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     if unknown := REQUIRED - TIERS.keys() - PROBES.keys():
         allowed = ", ".join([*TIERS, *PROBES])
         raise pytest.UsageError(
             f"TESTBED_REQUIRE: unknown {', '.join(sorted(unknown))}; allowed: {allowed}"
         )
-    os.environ[SESSION] = str(uuid.uuid4())
+    if not hasattr(config, "workerinput"):  # else it is the session of the one that started this
+        os.environ[SESSION] = str(uuid.uuid4())
     # A shell's background job starts with SIGINT ignored, and so do its children, which tests
     # interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -132,19 +136,33 @@ def only_cleaner() -> Iterator[None]:
         os.close(folder)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compare the machine before and after a session that builds networks."""
-    kept = request.config.getoption("keep", False)  # a fabric may stay on purpose
-    if kept or not any(item.get_closest_marker("net") for item in request.session.items):
-        yield
-        return
-    before = traces()
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[BEFORE] = traces()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "net" in report.keywords:
+        BUILT.append(report.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Compare the machine before and after a session that built networks, when all of its workers
+    have ended.
+    """
     yield
+    config = session.config
+    kept = config.getoption("keep", False)  # a fabric may stay on purpose
+    if kept or hasattr(config, "workerinput") or not BUILT:
+        return
+    before = config.stash[BEFORE]
     with contextlib.suppress(AssertionError):  # what is left is said below
         wait_until(lambda: not traces() - before, GRACE)
-    left = traces() - before
-    assert not left, "the tests left behind: " + ", ".join(sorted(left))
+    if left := traces() - before:
+        config.left_behind = ", ".join(sorted(left))  # type: ignore[attr-defined]
+        print(f"\n{LEFT}: {config.left_behind}")  # type: ignore[attr-defined]
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 TRACKER = "multiprocessing.resource_tracker"

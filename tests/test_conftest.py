@@ -1,6 +1,8 @@
 """The test suite's own rules, tested on small suites that run in a separate pytest."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.support.another_user import as_another_user
 from tests.support.tiers import broad
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 PURE = "not kernel and not net and not deep and not alone and not vm"
 NEEDY = """
 import pytest
@@ -115,9 +118,32 @@ def test_unknown_requirement(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
+def test_a_leak_is_nothing_that_passes_the_second_time(tmp_path: Path) -> None:
+    """Whichever test has made it: those that follow have no part in it."""
+    (tmp_path / "test_small.py").write_text(LEAKY + "\n\ndef test_innocent():\n    pass\n")
+    options = ["-p", "conftest", "-p", "no:cacheprovider", "-c", f"{ROOT}/pyproject.toml"]
+    tier = [sys.executable, "-m", "tests.tier", "--kept", str(tmp_path / "kept"), "net", "-n", "0"]
+    done = subprocess.run(
+        [*tier, *options, f"--rootdir={tmp_path}", str(tmp_path / "test_small.py")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    left = re.search(r"no test is run once more: the tests left behind process (\d+) ", done.stdout)
+    assert left, done.stdout
+    os.kill(int(left[1]), signal.SIGTERM)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "2 passed" in done.stdout
+
+
+@pytest.mark.net
+@pytest.mark.deep
 def test_leak_is_an_error(tmp_path: Path) -> None:
     done = suite(LEAKY, tmp_path)
-    assert "1 passed, 1 error" in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 passed" in done.stdout
     left = [line for line in done.stdout.splitlines() if "the tests left behind: process" in line]
     assert left
     assert left[0].endswith("(sleep 60.125)")

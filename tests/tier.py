@@ -8,18 +8,25 @@
 Tests of tiers that use the kernel share two cores with each other and with whatever else a machine
 does. A test that passes the second time does not fail the run, but it is called flaky, and the text
 of its first failure is kept in ``build/flaky``: something in it depends on the scheduler. If more
-than `MOST` tests of a tier fail, if a worker dies or a file cannot be read, nothing is run again.
-More than `MOST` flaky tests of all tiers together fail the run, too.
+than `MOST` tests of a tier fail, if a worker dies, a file cannot be read, or something is left on
+the machine, nothing is run again. More than `MOST` flaky tests of all tiers together fail the run,
+too. A run passes only if every test that was collected has passed or was skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.outcomes import FILE, ONLY, Outcomes
 
 __all__ = ["MOST"]
 
@@ -27,41 +34,9 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "flaky"
 MOST = 3
 """Number of flaky tests in a run that passes."""
-
-
-class Recorder:
-    """A pytest plugin that collects first failures.
-
-    :ivar failures: By node id: the failure in one line, and all of it.
-    :ivar final: Why no test is run once more, or empty.
-    """
-
-    def __init__(self) -> None:
-        self.failures: dict[str, tuple[str, str]] = {}
-        self.final = ""
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        self.config = config
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.final = "a file cannot be read"
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and report.nodeid not in self.failures:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            text = crash.message if crash else report.longreprtext
-            sections = [f"--- {name} ---\n{content}" for name, content in report.sections]
-            line = next(iter(text.strip().splitlines()), "no reason given")
-            self.failures[report.nodeid] = line, "\n".join([report.longreprtext, *sections])
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self) -> None:
-        self.final = "a worker died"
-
-    def pytest_sessionfinish(self) -> None:
-        if len(self.failures) > MOST:
-            self.final = f"{len(self.failures)} tests failed, and at most {MOST} may be flaky"
+ONCE = ("pure", "deep", "vm")
+"""Tiers whose tests have no excuse, or run nothing beside them."""
+CRASH = b"Fatal Python error"
 
 
 def run(tier: str, arguments: list[str], kept: Path) -> int:
@@ -72,33 +47,69 @@ def run(tier: str, arguments: list[str], kept: Path) -> int:
     """
     for path in kept.glob(f"{tier}-*.txt"):
         path.unlink()
-    first = Recorder()
-    status = int(pytest.main(arguments, plugins=[first]))
-    if status != pytest.ExitCode.TESTS_FAILED:
-        return status
-    if first.final:
-        print(f"{tier}: no test is run once more: {first.final}", flush=True)
-        return status
-    print(f"{tier}: once more, alone: {' '.join(first.failures)}", flush=True)
-    config = first.config
-    options = [argument for argument in arguments if argument not in config.args]
-    command = [sys.executable, "-m", "pytest", *options, "-n", "0", *first.failures]
-    status = subprocess.run(command, cwd=config.rootpath, check=False).returncode
-    if status:
-        return status
+    with tempfile.TemporaryDirectory(prefix="testbed-tier-") as folder:
+        status, first = execute(arguments, Path(folder))
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return status
+        final = first.final
+        if not final and first.lost:
+            final = f"tests have no outcome: {' '.join(first.lost)}"
+        if not final and len(first.failures) > MOST:
+            final = f"{len(first.failures)} tests failed, and at most {MOST} may be flaky"
+        if final or bool(status) != bool(first.failures):
+            print(f"{tier}: no test is run once more: {final or 'no test has failed'}", flush=True)
+            return status or int(pytest.ExitCode.TESTS_FAILED)
+        if not status or tier in ONCE:
+            return status
+        print(f"{tier}: once more, alone: {' '.join(first.failures)}", flush=True)
+        status, again = execute([*arguments, "-n", "0"], Path(folder), list(first.failures))
+        if status or again.final or set(again.passed) - again.failures.keys() != {*first.failures}:
+            return status or int(pytest.ExitCode.TESTS_FAILED)
     kept.mkdir(parents=True, exist_ok=True)
     for number, (name, (line, text)) in enumerate(first.failures.items(), 1):
-        said = f"flaky: {name}: {line}"
-        (kept / f"{tier}-{number}.txt").write_text(f"{said}\n\n{text}\n")
+        said = f"flaky: {name}: {line}".encode("ascii", "backslashreplace").decode()
+        (kept / f"{tier}-{number}.txt").write_text(
+            f"{said}\n\n{text}\n", encoding="utf-8", errors="backslashreplace"
+        )
         print(said, flush=True)
     return 0
+
+
+def execute(
+    arguments: Sequence[str], folder: Path, only: Sequence[str] = ()
+) -> tuple[int, Outcomes]:
+    """Run pytest, in a process of its own; return its exit status and how its tests ended.
+
+    :param only: Ids of the tests to run; without them all are.
+    """
+    place, names = folder / "outcomes.json", folder / "only.json"
+    place.unlink(missing_ok=True)
+    environment = {**os.environ, FILE: str(place)}
+    if only:
+        names.write_text(json.dumps(list(only)), encoding="utf-8")
+        environment[ONLY] = str(names)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", *arguments]
+    said = folder / "stderr.txt"
+    with said.open("wb") as errors:
+        process = subprocess.Popen(command, env=environment, stderr=errors)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            status = process.wait() or int(pytest.ExitCode.INTERRUPTED)
+    text = said.read_bytes()
+    sys.stderr.buffer.write(text)
+    sys.stderr.flush()
+    found = Outcomes.read(place)
+    if CRASH in text:
+        found.final = "a process crashed"
+    return status, found
 
 
 def report(kept: Path) -> int:
     """Name the flaky tests of all tiers; return 1 if there are more than `MOST`, else 0."""
     files = sorted(kept.glob("*.txt"))
     for path in files:
-        print(path.read_text().partition("\n")[0])
+        print(path.read_text(encoding="utf-8").partition("\n")[0])
     if files:
         print(f"flaky: {len(files)} of at most {MOST}; first failures are in {kept}/")
     return int(len(files) > MOST)
