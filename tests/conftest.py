@@ -5,6 +5,7 @@ nothing behind.
 is then a failure, so that a machine known to have them cannot pass by skipping.
 """
 
+import ast
 import contextlib
 import fcntl
 import json
@@ -69,7 +70,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if any(f"mark.{term}" not in text for term in terms if term in (*TIERS, "alone")):
         return True
     of_all = MODULE_MARK.search(text)
-    return (of_all is not None and f"not {of_all[1]}" in terms) or None
+    if of_all is None or f"not {of_all[1]}" not in terms:
+        return None
+    assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]  # in no text
+    return any(ast.unparse(node.targets[0]) == "pytestmark" for node in assigned) or None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,7 +14,6 @@ from tests.support.tiers import broad
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-PURE = "not kernel and not net and not deep and not alone and not vm"
 NEEDY = """
 import pytest
 
@@ -93,22 +92,39 @@ def test_without_root(require: str, outcome: str, tmp_path: Path) -> None:
     assert done.returncode == (1 if require else 0)
 
 
+def collected(expression: str) -> list[str]:
+    """The tests of a tier."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q", "-m", expression]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.partition("\n\n")[0].splitlines()
+
+
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "tier", ["kernel and kernel", "net and not deep", "vm and vm", "alone and alone", PURE]
-)
-def test_modules_that_are_not_imported_have_no_tests_of_a_tier(tier: str) -> None:
-    collected = {
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q", "-m", expression],
-            cwd=TESTS.parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.partition("\n\n")[0]
-        for expression in (tier, f"({tier})")  # all are imported where there are parentheses
-    }
-    assert len(collected) == 1
+def test_every_test_is_of_one_tier() -> None:
+    """As tox.ini says what is of a tier; also where modules that have none of it are not imported,
+    which is so without parentheses only.
+    """
+    settings = (ROOT / "tox.ini").read_text()
+    tiers = re.findall(r"tests\.tier (\S+) [^{]*?-m (?:\"(.+?)\"|(\w+)) ", settings)
+    assert [name for name, *_ in tiers] == [
+        *["pure", "kernel", "net", "deep", "deep-net", "alone", "vm"]
+    ]
+    found = []
+    for name, several, one in tiers:
+        expression = several or one
+        tests = collected(expression)
+        assert tests == collected(f"({expression})"), name
+        found += tests
+    assert sorted(found) == sorted(collected(""))
+
+
+def test_marks_of_tiers_are_written_where_they_are_used() -> None:
+    """`pytest_ignore_collect` looks for them there."""
+    places = [place for place in (TESTS / "support").rglob("*.py") if place.name != "tiers.py"]
+    assert places
+    tier = re.compile(r"pytest\.mark\.(kernel|net|vm|alone)")
+    shared = [place.name for place in places if tier.search(place.read_text())]
+    assert shared == []
 
 
 def test_unknown_requirement(tmp_path: Path) -> None:

@@ -187,6 +187,9 @@ def test_all_ranks_name_the_one_that_left(size):
     assert errors == [expected, expected, None, expected, expected]
 
 
+PATIENCE = 2.0  # seconds; ranks that enter less than a quarter of it apart name the same one
+
+
 @pytest.mark.parametrize("size", broad([1 << 20, 1]))
 def test_all_ranks_name_the_one_that_is_silent(size):
     others, entered = threading.Semaphore(0), threading.Barrier(4)
@@ -202,8 +205,8 @@ def test_all_ranks_name_the_one_that_is_silent(size):
             finally:
                 others.release()
 
-    errors = gather_errors(make_specs(4, timeout=0.5), work)
-    expected = "tcp-ring: rank 1 (h2) was silent for 0.5 s"
+    errors = gather_errors(make_specs(4, timeout=PATIENCE), work)
+    expected = f"tcp-ring: rank 1 (h2) was silent for {PATIENCE:g} s"
     assert errors == [expected, None, expected, expected]
 
 
@@ -212,10 +215,10 @@ def test_a_rank_that_never_comes():
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(tcp_ring.TcpRing(CONTEXT, spec).connect) for spec in specs[:2]]
         errors = [str(future.exception()) for future in futures]
-    assert errors == [
-        "tcp-ring: rank 2 (h3) did not come within 0.3 s",
-        "tcp-ring: rank 2 (h3) did not answer within 0.3 s",
-    ]
+    # Rank 0 may have had no answer from a rank 1 whose thread began late.
+    late = "tcp-ring: rank 1 (h2) did not answer within 0.3 s"
+    assert errors[0] in ("tcp-ring: rank 2 (h3) did not come within 0.3 s", late)
+    assert errors[1] == "tcp-ring: rank 2 (h3) did not answer within 0.3 s"
 
 
 def test_ranks_meet_however_short_a_collective_may_be_silent():

@@ -75,6 +75,7 @@ def test_faults_hit_all_backends_and_change_no_model(tmp_path: Path) -> None:
     assert events["value"].tolist() == [1.0, 1.0, 0.0] * 4
     assert events["fault"].unique().tolist() == [faults[1], faults[3], faults[4]]
     report, checks = make_report(out)
+    assert checks
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
     assert "<td>flood switch=s1 for=20ms</td>" in report.read_text()

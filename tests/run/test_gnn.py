@@ -96,6 +96,7 @@ def test_every_exchange_trains_like_one_process(tmp_path: Path) -> None:
 
     report, checks = make_report(run.path)
     assert report.exists()
+    assert checks
     assert all(check.passed for check in checks)
 
 

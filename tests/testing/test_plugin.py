@@ -4,12 +4,15 @@ be entered and removed.
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testbed.core.errors import SpecError
+from testbed.plan import plan_fabric
 from testbed.testing import WrongSum, assert_exact, assert_faults_fired
+from testbed.testing.lease import Fabrics
 from tests.support.command import run_testbed
 from tests.support.testing.helpers import run_pytest
 
@@ -30,40 +33,44 @@ def test_wrong(group, faults):
     assert_exact(results, inputs, "int32")
 """
 
-runs_seen = []
-
 
 class Left:
     """Something."""
 
 
-def leave(context):
+def leave(context, place):
+    """Keep an object, and open what says in a file that it was closed."""
     context.keep(Left())
-    context.resources.callback(context.drop, Left)
+    context.resources.callback(Path(place).write_text, "closed")
 
 
 def keeps(context):
     return context.find(Left) is not None
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_fabric_is_used_again_and_workers_forget(fabric, workers, turn):
-    assert not any(workers.call_all(keeps, list(workers)).values())
-    workers.call_all(leave, list(workers))
-    runs_seen.append(fabric.run_id)
-    assert len(set(runs_seen)) == 1
+def test_workers_forget_and_a_fabric_is_used_again_if_nothing_is_left(tmp_path):
+    lent = plan_fabric(hosts=2), "sockets"
+    with Fabrics() as fabrics:
+        with fabrics.lease(*lent) as lease:
+            first, workers = lease.fabric, lease.workers
+            places = {name: {"place": str(tmp_path / name)} for name in ("h1", "h2")}
+            workers.call_all(leave, places)
+            assert all(workers.call_all(keeps, list(places)).values())
+        assert [(tmp_path / name).read_text() for name in places] == ["closed", "closed"]
+        with fabrics.lease(*lent) as lease:  # in order, and so used again
+            assert lease.fabric is first
+            assert not any(lease.workers.call_all(keeps, list(places)).values())
+            left = ["ip", "link", "add", "extra", "type", "veth", "peer", "name", "other"]
+            lease.fabric.run("h2", left)
+        with fabrics.lease(*lent) as lease:
+            assert lease.fabric is not first
 
 
-def test_a_fabric_is_discarded_if_a_test_leaves_something_behind(fabric, assert_nothing_left):
-    assert fabric.run_id == runs_seen[-1]
+def test_what_is_left_is_told(fabric, assert_nothing_left):
     assert_nothing_left()
     fabric.run("h2", ["ip", "link", "add", "extra", "type", "veth", "peer", "name", "other"])
     with pytest.raises(AssertionError, match="left: h2: extra down, noop, XDP None"):
         assert_nothing_left()
-
-
-def test_the_next_test_gets_another_fabric(fabric):
-    assert fabric.run_id != runs_seen[-1]
 
 
 @pytest.mark.fabric(switch="bridge", topology="ring", mtu=1400)
