@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 
 from testbed.probes import PROBES, TIERS, Level, find, lacking
-from tests.outcomes import LEFT
+from tests.support.outcomes import LEFT
 from tests.support.waiting import wait_until
 
 REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}

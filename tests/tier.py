@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outcomes import FILE, ONLY, Outcomes
+from tests.support.outcomes import FILE, ONLY, Outcomes
 
 __all__ = ["MOST"]
 
@@ -88,7 +88,7 @@ def execute(
     if only:
         names.write_text(json.dumps(list(only)), encoding="utf-8")
         environment[ONLY] = str(names)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.outcomes", *arguments]
     said = folder / "stderr.txt"
     with said.open("wb") as errors:
         process = subprocess.Popen(command, env=environment, stderr=errors)

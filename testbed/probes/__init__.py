@@ -127,4 +127,4 @@ def lacking(tier: str) -> list[Finding]:
     :param tier: One of :data:`TIERS`.
     """
     found = [finding for finding in map(find, TIERS[tier]) if finding.level is not Level.OK]
-    return [finding for finding in found if finding.tried] or found
+    return [finding for finding in found if not finding.blocked] or found

@@ -36,14 +36,14 @@ class Finding:
         library.
     :param remedy: The command, or the kernel's configuration, that fixes it; empty if there is
         nothing to fix.
-    :param tried: Whether the capability was used, or could not be because another is missing.
+    :param blocked: The capability could not be tried, because another is missing.
     """
 
     name: str
     level: Level
     detail: str
     remedy: str = ""
-    tried: bool = True
+    blocked: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.detail}" + (f"; fix: {self.remedy}" if self.remedy else "")
@@ -87,7 +87,7 @@ class Probe:
         blocked = [name for name in self.needs if earlier[name].level is not Level.OK]
         if blocked:
             why = f"not tried, because it needs {', '.join(blocked)}"
-            return replace(self._missing(why, earlier[blocked[0]].remedy), tried=False)
+            return replace(self._missing(why, earlier[blocked[0]].remedy), blocked=True)
         try:
             with timed(logger, logging.INFO, "%s", self.name):
                 detail = self.check()

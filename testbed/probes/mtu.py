@@ -24,7 +24,7 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any])
         if not registry[name].in_kernel:
             continue
         found = find("multi-buffer XDP")
-        if found.level is not Level.OK and found.tried:  # else the user learns what it needs later
+        if found.level is not Level.OK and not found.blocked:  # else the user learns what it needs later
             raise SpecError(
                 f"{key}: {mtu}: must be {MIN_MTU} to {MAX_LINEAR_MTU} with {name} here: {found}"
             )

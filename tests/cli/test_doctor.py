@@ -31,7 +31,7 @@ def test_json_without_root() -> None:
     assert [finding["name"] for finding in printed["findings"]] == list(PROBES)
     assert sum(printed["counts"].values()) == len(PROBES)
     for finding in printed["findings"]:
-        assert set(finding) == {"name", "level", "detail", "remedy"}
+        assert set(finding) == {"name", "level", "detail", "remedy", "blocked"}
         assert bool(finding["remedy"]) == (finding["level"] != "OK")
     levels = {finding["name"]: finding["level"] for finding in printed["findings"]}
     assert levels["root"] == levels["verifier"] == "FAIL"

@@ -22,7 +22,7 @@ def test_jumbo_frames_need_multi_buffer_xdp(monkeypatch, level, size, names, all
     found = Finding("multi-buffer XDP", level, "EINVAL (Invalid argument)", "Linux 6.4 or later")
     monkeypatch.setattr(mtu, "find", lambda name: found)
     if size > 3506 and not allowed:  # as for a user who is not root, and plans a run only
-        monkeypatch.setattr(mtu, "find", lambda name: replace(found, tried=False))
+        monkeypatch.setattr(mtu, "find", lambda name: replace(found, blocked=True))
         mtu.check_mtu(size, names, "--mtu", BACKENDS)
         monkeypatch.setattr(mtu, "find", lambda name: found)
     if allowed:

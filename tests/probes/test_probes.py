@@ -73,7 +73,7 @@ def test_a_probe_whose_needs_are_missing_is_not_tried() -> None:
         "clang": Finding("clang", Level.OK, "yes"),
     }
     assert probe.run(earlier) == Finding(
-        "x", Level.FAIL, "not tried, because it needs root", "sudo", tried=False
+        "x", Level.FAIL, "not tried, because it needs root", "sudo", blocked=True
     )
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    TESTBED_OUTCOMES=FILE python -m pytest -p tests.outcomes ...
+    TESTBED_OUTCOMES=FILE python -m pytest -p tests.support.outcomes ...
 
 With ``TESTBED_ONLY``, a file of node ids, only these tests run.
 """
