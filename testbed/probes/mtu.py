@@ -16,7 +16,8 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any])
 
     :param key: What the MTU was given to, for the error: an option, or a scenario's key.
     :param registry: What they are names of.
-    :raises SpecError: Frames would have fragments, which the kernel does not let programs have.
+    :raises SpecError: Frames would have fragments, which the kernel does not let programs have; not
+        where that cannot be tried, as by a user who only plans a run.
     """
     if mtu <= MAX_LINEAR_MTU:
         return
@@ -24,7 +25,7 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any])
         if not registry[name].in_kernel:
             continue
         found = find("multi-buffer XDP")
-        if found.level is not Level.OK and not found.blocked:  # else the user learns what it needs later
+        if found.level is not Level.OK and not found.blocked:
             raise SpecError(
                 f"{key}: {mtu}: must be {MIN_MTU} to {MAX_LINEAR_MTU} with {name} here: {found}"
             )

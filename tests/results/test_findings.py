@@ -30,7 +30,7 @@ def test_software_that_was_found_is_probed_once(tried: list[str], tmp_path: Path
     assert findings({"torch": "2"}, tmp_path)[0]["name"] == first[0]["name"] == "root"
     assert [name for name in PROBES if name not in tried] == ["BCC", "torch"]
     assert [entry["name"] for entry in first] == list(PROBES)
-    assert set(first[0]) == {"name", "level", "detail", "remedy", "tried"}
+    assert set(first[0]) == {"name", "level", "detail", "remedy", "blocked", "tried"}
     assert first[0]["tried"].endswith("+00:00")
     assert json.loads(json.dumps(first)) == first
 
