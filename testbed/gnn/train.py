@@ -25,7 +25,8 @@ from testbed.gnn.models import MODELS
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult, share_of
 from testbed.gnn.sampling import Sampler, shares
-from testbed.gnn.weights import digest, flatten
+from testbed.gnn.unused import Unused
+from testbed.gnn.weights import digest, flatten, give
 from testbed.host.estimates import VALIDATION_BATCH
 
 __all__ = ["DROPOUT", "OWN_PHASES", "SHUFFLE", "Minibatches", "Trainer"]
@@ -52,7 +53,9 @@ class Minibatches(ABC):
         self.rank = rank
         self.world = world
         self.seed = seed
-        self.weights = flatten(self.model)
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self.weights = flatten(self._parameters)
+        self._unused = Unused(self._parameters)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
         self.optimizer = make(
             [self.weights],
@@ -90,6 +93,14 @@ class Minibatches(ABC):
     def test_accuracy(self) -> float | None:
         """Return the accuracy on the test set; None if it is empty."""
 
+    def begin(self, backend: Backend) -> None:
+        """Do what has to be done together before the first epoch: nothing here; a collective."""
+        return
+
+    def state(self) -> list[torch.Tensor]:
+        """Return what ranks take from rank 0 before each step, besides the weights."""
+        return []
+
     def cut(self, share: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Cut a rank's share of the samples into batches."""
         starts = range(0, len(share), self.training.batch_size)
@@ -114,12 +125,21 @@ class Minibatches(ABC):
         gradient = self.weights.grad
         assert gradient is not None
         buffer = gradient.numpy()
+        if epoch == 0:
+            self.begin(backend)
+        state = self.state()
         self._seconds = dict.fromkeys(OWN_PHASES, 0.0)
         phases, counters = dict(backend.phases), backend.counters()
         losses, entered, left, cpu = [], [], [], 0.0
         started = time.perf_counter()
         batches = self.batches(epoch)
         for step, seeds in enumerate(batches):
+            if state:
+                entered.append(time.perf_counter())
+                cpu -= time.process_time()
+                give(backend, state)
+                cpu += time.process_time()
+                left.append(time.perf_counter())
             loss = self.loss(epoch, step, seeds)
             with self._timed("backward"):
                 gradient.zero_()
@@ -138,7 +158,8 @@ class Minibatches(ABC):
             left.append(time.perf_counter())
             with self._timed("update"):
                 gradient.div_(self.world)
-                self.optimizer.step()
+                with self._unused.kept():
+                    self.optimizer.step()
             if on_step:
                 on_step(step + 1, len(batches))
         total = time.perf_counter() - started
@@ -151,6 +172,7 @@ class Minibatches(ABC):
             "communication_time": float(np.sum(left) - np.sum(entered)),
             "communication_cpu_time": cpu,
         }
+        give(backend, state)
         started = time.perf_counter()
         correct, of = self.validate(epoch)
         times["validation_time"] = time.perf_counter() - started

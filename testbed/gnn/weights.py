@@ -1,23 +1,27 @@
-"""A model's weights as one vector, which ranks sum, update and compare."""
+"""A model's weights as one vector, which ranks sum, update and compare; and what else it has."""
 
 import hashlib
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-__all__ = ["digest", "flatten"]
+from testbed.comm.backend import Backend
+
+__all__ = ["digest", "flatten", "give"]
 
 
-def flatten(model: nn.Module) -> nn.Parameter:
-    """Move all parameters into one vector, and all gradients into another that is its ``grad``.
+def flatten(parameters: Iterable[nn.Parameter]) -> nn.Parameter:
+    """Move parameters into one vector, and their gradients into another that is its ``grad``.
 
-    The model's own parameters and their ``grad`` become views of these, so that backward writes
-    into the vector that is summed over ranks, and the optimizer updates one tensor: no copies in
-    between.
+    The parameters and their ``grad`` become views of these, so that backward writes into the vector
+    that is summed over ranks, and the optimizer updates one tensor: no copies in between.
 
-    :returns: float32, shape (number of parameters,).
+    :returns: float32, shape (number of elements of all parameters,).
     """
-    parameters = list(model.parameters())
+    parameters = list(parameters)
     with torch.no_grad():
         flat = nn.Parameter(torch.cat([parameter.reshape(-1) for parameter in parameters]))
         flat.grad = torch.zeros_like(flat)
@@ -33,3 +37,33 @@ def flatten(model: nn.Module) -> nn.Parameter:
 def digest(weights: Tensor) -> str:
     """Return a hash of the bits of weights."""
     return hashlib.blake2b(weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+@torch.no_grad()
+def give(backend: Backend, tensors: Sequence[Tensor]) -> None:
+    """Give all ranks the tensors of rank 0, bit by bit, as torch's DDP does with parameters and
+    buffers (`torch.distributed._broadcast_coalesced`); a collective.
+
+    :param tensors: Of any types, the same on all ranks.
+    :raises CollectiveError: It could not complete.
+    """
+    raw = [_bytes(tensor) for tensor in tensors]
+    size = sum(len(each) for each in raw)
+    if not size:
+        return
+    packed = np.zeros(-(-size // 4) * 4, np.uint8)
+    np.concatenate(raw, out=packed[:size])
+    words = packed.view(np.float32)
+    for start in range(0, len(words), backend.spec.capacity):
+        backend.broadcast(words[start : start + backend.spec.capacity])
+    start = 0
+    for tensor, each in zip(tensors, raw, strict=True):
+        end = start + len(each)
+        found = torch.from_numpy(packed[start:end].copy()).view(tensor.dtype)
+        tensor.copy_(found.reshape(tensor.shape))
+        start = end
+
+
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found

@@ -1,5 +1,7 @@
 """Data-parallel training of any torch module."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from testbed.comm.backend import Backend
 from testbed.core.errors import SpecError
 from testbed.gnn.options import MinibatchSpec
 from testbed.results import load_run
 from testbed.run import run_scenario
 from testbed.scenario import Scenario, parse_scenario
 from testbed.workloads.module.scenario import ModuleTable
-from testbed.workloads.module.train import ModuleTrainer
+from testbed.workloads.module.train import ModuleTrainer, make_task
+from tests.support.workloads.ddp import SEED, SPEC
+from tests.support.workloads.threads import on_ranks
 
+ROOT = Path(__file__).parents[2]
 BARS = "tests.support.workloads.tasks:Bars"
 
 
@@ -62,9 +68,72 @@ def test_every_sample_is_judged_once() -> None:
     assert 0 <= alone.test_accuracy() <= 1
 
 
+TASKS = "tests.support.workloads.tasks"
+
+
+def train(task: str, spec: MinibatchSpec, world: int = 2) -> list[ModuleTrainer]:
+    """Train on ranks that are threads."""
+
+    table = ModuleTable(task=f"{TASKS}:{task}")
+    ranks = [ModuleTrainer(table, spec, rank, world, SEED) for rank in range(world)]
+
+    def work(backend: Backend, rank: int) -> None:
+        for epoch in range(spec.epochs):
+            ranks[rank].epoch(backend, epoch)
+
+    on_ranks(world, work, capacity=ranks[0].weights.numel())
+    return ranks
+
+
+@pytest.mark.parametrize("task", ["Frozen", "Unused"])
+def test_what_has_no_gradient_is_not_decayed(task: str) -> None:
+    spec = MinibatchSpec(batch_size=8, epochs=1, learning_rate=0.05, weight_decay=0.5)
+    torch.manual_seed(SEED)
+    first = {name: each.clone() for name, each in make(task).named_parameters()}
+    for trainer in train(task, spec):
+        changed = {
+            name.split(".")[0]
+            for name, each in trainer.model.named_parameters()
+            if not torch.equal(each, first[name])
+        }
+        assert changed == {"Frozen": {"4"}, "Unused": {"used"}}[task]
+
+
+def test_ranks_begin_as_rank_0_and_take_its_buffers() -> None:
+    spec = MinibatchSpec(batch_size=8, epochs=1, learning_rate=0.05)
+    for task in ("NumpyInit", "Normed"):
+        one, other = (trainer.model.state_dict() for trainer in train(task, spec))
+        for name, value in one.items():
+            assert torch.equal(value, other[name]), (task, name)
+
+
+def make(task: str) -> torch.nn.Module:
+    return make_task(ModuleTable(task=f"{TASKS}:{task}")).model()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("task", ["Bars", "Frozen", "Unused", "Shared", "Normed"])
+def test_training_is_that_of_torchs_own_ddp(task: str, tmp_path: Path) -> None:
+    """Over gloo, with the same batches, to the last epoch."""
+    out, store = tmp_path / "out.pt", tmp_path / "store"
+    words = [sys.executable, "-m", "tests.support.workloads.ddp", f"{TASKS}:{task}"]
+    ranks = [
+        subprocess.Popen([*words, str(rank), "2", str(store), str(out)], cwd=ROOT)
+        for rank in range(2)
+    ]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    reference = torch.load(out, weights_only=True)
+    trainer, _ = train(task, SPEC)
+    found = trainer.model.state_dict()
+    assert found.keys() == reference.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
+        ({"task": "tests.support.workloads.tasks:AllFrozen"}, "has no parameter to train"),
         ({"task": "tests.support.workloads.tasks:Doubles"}, "must be torch.float32; it has torch"),
         ({"arguments": {"depth": 3}}, "module.arguments: task blobs: "),
         ({"arguments": {"samples": 1}}, "fabric.hosts = 2: must be at most the size of the"),

@@ -54,7 +54,7 @@ class FullTrainer:
         self._decayed = sum(
             parameter.numel() for parameter in decayed.parameters()
         )  # they come first
-        self.weights = flatten(self.model)
+        self.weights = flatten(self.model.parameters())
         assert self.weights.grad is not None
         self.gradient = self.weights.grad
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]

@@ -30,7 +30,8 @@ class ModuleSession(GradientSession[ModuleScenario]):
         table, hosts = self.scenario.module, self.scenario.fabric.hosts
         say(f"making task {table.task}")
         task = make_task(table)
-        self._parameters = sum(each.numel() for each in make_model(table, task).parameters())
+        trained = (each for each in make_model(table, task).parameters() if each.requires_grad)
+        self._parameters = sum(each.numel() for each in trained)
         workers = hosts * (1 + ("mpi" in table.backends))
         need = estimates.gradients(
             self._parameters * len(table.backends), self._parameters, hosts, workers

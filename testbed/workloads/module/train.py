@@ -1,5 +1,6 @@
 """Training of one rank's module: minibatches of its share of the samples."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
+from testbed.comm.backend import Backend
 from testbed.core.errors import SpecError
 from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.result import share_of
 from testbed.gnn.sampling import shares
 from testbed.gnn.train import DROPOUT, SHUFFLE, Minibatches
+from testbed.gnn.weights import give
 from testbed.host.estimates import VALIDATION_BATCH
 from testbed.workloads.module.scenario import ModuleTable
 from testbed.workloads.module.task import TASKS, Part, Task
@@ -36,11 +39,20 @@ def make_model(table: ModuleTable, task: Task) -> torch.nn.Module:
     :raises SpecError: It has no parameters, or others than float32.
     """
     model = task.model()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise SpecError(f"task {table.task}: its module has no parameter to train")
     kinds = {str(parameter.dtype) for parameter in model.parameters()}
     if kinds != {"torch.float32"}:
         has = ", ".join(sorted(kinds)) or "none"
         raise SpecError(f"task {table.task}: its parameters must be torch.float32; it has {has}")
     return model
+
+
+def seed_all(seed: int) -> None:
+    """Seed all generators that a module may draw from without having one of its own."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % (1 << 32))
+    random.seed(seed)
 
 
 class ModuleTrainer(Minibatches):
@@ -54,7 +66,7 @@ class ModuleTrainer(Minibatches):
         self, table: ModuleTable, training: MinibatchSpec, rank: int, world: int, seed: int
     ) -> None:
         torch.set_num_threads(1)  # ranks share the machine's cores
-        torch.manual_seed(seed)
+        seed_all(seed)
         self.task = make_task(table)
         super().__init__(make_model(table, self.task), training, rank, world, seed)
         self.data = {part: self.task.dataset(part) for part in ("train", "val", "test")}
@@ -70,8 +82,18 @@ class ModuleTrainer(Minibatches):
         with self._timed("sampling"):
             batch = self._batch("train", seeds)
         with self._timed("forward"):
-            torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
+            seed_all(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
             return self.task.loss(self.model.train(), batch)
+
+    def begin(self, backend: Backend) -> None:
+        """Let all ranks begin as rank 0 does, whatever the module's weights are drawn with."""
+        give(backend, [*self.model.parameters(), *self.model.buffers()])
+
+    def state(self) -> list[torch.Tensor]:
+        """Return the buffers, such as a normalization's running means, which DDP takes from rank 0,
+        too (``broadcast_buffers``).
+        """
+        return list(self.model.buffers())
 
     @torch.no_grad()
     def validate(self, epoch: int) -> tuple[int, int]:

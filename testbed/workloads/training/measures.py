@@ -30,7 +30,8 @@ def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
     if differing:
         raise CollectiveError(
             f"{backend}: after epoch {ranks[0].epoch} the weights of rank {', '.join(differing)}"
-            " differ from rank 0's: an all-reduce gave ranks different sums"
+            " differ from rank 0's, from which they began: an all-reduce gave ranks different sums,"
+            " or the module updates weights by other means than its gradient"
         )
 
 

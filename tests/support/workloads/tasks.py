@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from testbed.workloads.module.task import Part, Task
 
-__all__ = ["Bars", "Doubles"]
+__all__ = ["AllFrozen", "Bars", "Doubles", "Frozen", "Normed", "NumpyInit", "Shared", "Unused"]
 
 
 class Pictures(Dataset[dict[str, Tensor]]):
@@ -56,3 +57,81 @@ class Doubles(Bars):
 
     def model(self) -> nn.Module:
         return super().model().double()
+
+
+class Frozen(Bars):
+    """Trains its last layer only."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        for parameter in model[0].parameters():  # type: ignore[index]
+            parameter.requires_grad_(False)
+        return model
+
+
+class AllFrozen(Bars):
+    """Trains nothing."""
+
+    def model(self) -> nn.Module:
+        return super().model().requires_grad_(False)
+
+
+class Apart(nn.Module):
+    """Has a layer that it does not use."""
+
+    def __init__(self, used: nn.Module) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+        self.used = used
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.used(x)
+        return answer
+
+
+class Unused(Bars):
+    """Has a layer in front that it does not use."""
+
+    def model(self) -> nn.Module:
+        return Apart(super().model())
+
+
+class Twice(nn.Module):
+    """Uses one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.second = self.first
+        self.last = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.last(self.second(self.first(x.flatten(1)).relu()).relu())
+        return answer
+
+
+class Shared(Bars):
+    """Has one layer under two names."""
+
+    def model(self) -> nn.Module:
+        return Twice()
+
+
+class Normed(Bars):
+    """Normalizes batches, and so has buffers of floats and of an integer."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        return nn.Sequential(model[0], nn.BatchNorm2d(4), *model[1:])  # type: ignore[index,misc]
+
+
+class NumpyInit(Bars):
+    """Draws its weights by numpy, from a generator that nobody seeds."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        draw = np.random.default_rng()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.from_numpy(0.1 * draw.standard_normal(parameter.shape)))
+        return model
