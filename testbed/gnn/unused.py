@@ -23,7 +23,7 @@ class Unused:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._left = dict(enumerate(parameters))
         self._hooks = {
-            number: each.register_post_accumulate_grad_hook(
+            number: each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda _, number=number: self._reached(number)
             )
             for number, each in self._left.items()
