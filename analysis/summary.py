@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.epochs import medians_of, middle, without_counted
 from analysis.workload import in_kernel, report_of
+from testbed.core.errors import SpecError
 from testbed.core.medians import fastest
 from testbed.results import Run
 
@@ -101,7 +102,12 @@ def epoch_split(run: Run) -> pd.DataFrame:
     `communication` is the wall-clock time in collectives (all-reduce; of full-graph training
     exchanges, too), `straggler` the part of it before the last rank entered, `exchange` the rest,
     and `cpu` the CPU time that the ranks' processes spent in it.
+
+    :raises SpecError: The run ended before an epoch did.
     """
+    if run.metric("epoch_time").empty:
+        status = run.manifest.get("status", "unknown")
+        raise SpecError(f"{run.path}: no epoch was measured before the run ended: it is {status}")
     metrics = {part: f"{part}_time" for part in report_of(run).parts} | {
         "epoch": "epoch_time",
         "communication": "communication_time",

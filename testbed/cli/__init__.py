@@ -9,6 +9,7 @@ import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ import testbed
 from testbed.cli import options
 from testbed.core.errors import TestbedError, limit_reached
 from testbed.core.logs import logger_of
+from testbed.core.registry import look_in
 from testbed.core.renamed import renamed
 from testbed.core.stdio import open_streams
 from testbed.host.rights import add_system_tools, allow_many_files
@@ -116,6 +118,8 @@ def main() -> NoReturn:
     open_streams()
     add_system_tools()
     allow_many_files()
+    if sys.argv[1:2] != ["rerun"]:  # whose archive may be anybody's
+        look_in(Path.cwd())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:

@@ -33,8 +33,9 @@ def register(app: typer.Typer) -> None:
             "testbed list topologies",
             "testbed list backends --json",
             after=(
-                "Wherever a name is allowed, so is [bold]module:Class[/bold] of anything on"
-                " PYTHONPATH; docs/extending.md says how to write one."
+                "Wherever a name is allowed, so is [bold]module:Class[/bold] of a module"
+                " in the current folder, the scenario's, or on PYTHONPATH; docs/extending.md"
+                " says how to write one."
             ),
         ),
     )(show)

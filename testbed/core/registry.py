@@ -2,18 +2,33 @@
 
 import importlib
 import importlib.metadata
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from testbed.core.errors import SpecError
 from testbed.core.numbers import shown
 
-__all__ = ["Listed", "Registry", "load"]
+__all__ = ["Listed", "Registry", "load", "look_in"]
 
 T = TypeVar("T")
+
+FOLDERS = "TESTBED_MODULES"
+"""Environment: folders of users' modules, behind all others; processes that are started from here
+look there, too.
+"""
+
+
+def look_in(folder: Path) -> None:
+    """Let ``module:attribute`` name a module of a folder, such as that of a scenario's file."""
+    known = os.environ.get(FOLDERS, "").split(os.pathsep)
+    if (place := str(folder.resolve())) not in known:
+        os.environ[FOLDERS] = os.pathsep.join(filter(None, [*known, place]))
 
 
 def load(path: str) -> Any:
@@ -23,6 +38,8 @@ def load(path: str) -> Any:
         says where.
     """
     module, _, attribute = path.partition(":")
+    folders = os.environ.get(FOLDERS, "").split(os.pathsep)
+    sys.path += [place for place in folders if place and place not in sys.path]
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty name

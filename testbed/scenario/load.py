@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from testbed.core.errors import SpecError
 from testbed.core.files import read_regular
 from testbed.core.numbers import shown
+from testbed.core.registry import look_in
 from testbed.faults.spec import parse_fault
 from testbed.scenario.explain import explain
 from testbed.workloads.registry import WORKLOADS, choose
@@ -120,6 +121,7 @@ def load_scenario(
     :param fault_seed: Overrides ``scenario.fault_seed``.
     :raises SpecError: As in `read_table`, `override`, `parse_scenario` and `add_faults`.
     """
+    look_in(path.parent)
     table = override(read_table(path), settings)
     for key, value in (("seed", seed), ("fault_seed", fault_seed)):
         if value is not None and isinstance(table.get("scenario"), dict):

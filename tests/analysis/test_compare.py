@@ -11,7 +11,7 @@ from analysis.compare import compare, differences
 from analysis.report import make_report
 from analysis.style import number
 from testbed.core.errors import SpecError, StorageError
-from testbed.results import load_run
+from testbed.results import RunFolder, load_run
 
 
 @pytest.fixture
@@ -93,6 +93,18 @@ def test_an_interrupted_run_is_reported_with_a_caution(make_run) -> None:
     assert html.index("xdp-ring was fastest") < html.index("this run did not finish")
 
 
+def test_a_run_that_failed_before_its_first_epoch_is_one_line(make_run) -> None:
+    path = make_run({"gloo": 0.4, "tcp-ring": 0.6})
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "status": "failed"}))
+    frame = load_run(path, finished=False).frame
+    rest = frame[frame["epoch"].isna()]
+    RunFolder.existing(path).write("results.parquet", rest.to_parquet)
+    for made in (lambda: make_report(path), lambda: breakdown(load(path), of="epoch")):
+        with pytest.raises(SpecError, match="no epoch was measured before the run ended: it is"):
+            made()
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(make_run) -> None:
     path = make_run()
     (path / "figures").write_text("in the way")
@@ -102,8 +114,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(make_run) -> None:
 
 @pytest.mark.deep
 def test_times_of_a_short_epoch_are_in_ms(make_run) -> None:
-    from testbed.results import RunFolder
-
     path = make_run()
     run = load_run(path)
     run.frame.loc[run.frame["unit"] == "s", "value"] *= 0.01

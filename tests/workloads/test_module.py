@@ -1,5 +1,6 @@
 """Data-parallel training of any torch module."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from testbed.core.errors import SpecError
 from testbed.gnn.options import MinibatchSpec
 from testbed.results import load_run
 from testbed.run import run_scenario
-from testbed.scenario import Scenario, parse_scenario
+from testbed.scenario import Scenario, load_scenario, parse_scenario
 from testbed.workloads.module.scenario import ModuleTable
 from testbed.workloads.module.train import ModuleTrainer, make_task
 from tests.support.workloads.ddp import SEED, SPEC
@@ -83,6 +84,21 @@ def train(task: str, spec: MinibatchSpec, world: int = 2) -> list[ModuleTrainer]
 
     on_ranks(world, work, capacity=ranks[0].weights.numel())
     return ranks
+
+
+def test_a_task_beside_its_scenario_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("TESTBED_MODULES", "")
+    (tmp_path / "my_own_bars.py").write_text("from tests.support.workloads.tasks import Bars\n")
+    (tmp_path / "random.py").write_text("raise RuntimeError('in place of a library')\n")
+    place = tmp_path / "s.toml"
+    place.write_text('[scenario]\nname = "s"\n[module]\ntask = "my_own_bars:Bars"\n')
+    found = load_scenario(place)
+    found.workload.begin(found).prepare(lambda said: None)
+    assert sys.path[-1] == str(tmp_path)  # behind all others
+    assert importlib.import_module("random").__name__ == "random"
 
 
 @pytest.mark.parametrize("task", ["Frozen", "Unused"])
