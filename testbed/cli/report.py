@@ -28,11 +28,14 @@ def report(
         ),
     ],
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            "--out", metavar="FILE", dir_okay=False, help="The comparison of several runs."
+            "--out",
+            metavar="FILE",
+            dir_okay=False,
+            help="Where to write it: default comparison.html; of one run also there.",
         ),
-    ] = Path("comparison.html"),
+    ] = None,
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -47,10 +50,13 @@ def report(
         from analysis.report import make_report
 
         made = make_report(runs[0])[0]
+        if out:
+            options.write_text(made.read_text(encoding="utf-8"), out, "--out")
+            made = out
     else:
         from analysis.compare import compare
 
-        made = compare(runs, out)
+        made = compare(runs, out or Path("comparison.html"))
     if json:
         options.Results(json).write({"report": str(made)})
     else:

@@ -20,6 +20,7 @@ from analysis.figures import FIGURES
 from analysis.report import ROOT, main, make_report
 from testbed.core.errors import SpecError
 from testbed.results import RunFolder, Table, load_run
+from tests.support.command import call_testbed
 from tests.support.tiers import broad
 
 RunMaker = Callable[..., Path]
@@ -190,6 +191,10 @@ def test_a_report_made_again_is_the_same(
     assert main([str(path)]) == 0
     assert (path / "report.html").read_bytes() == first
     assert capsys.readouterr().out.strip() == str(path / "report.html")
+    elsewhere = path.parent / "elsewhere.html"
+    done = call_testbed("report", str(path), "--out", str(elsewhere))
+    assert (done.returncode, done.stdout) == (0, f"report: {elsewhere}\n")
+    assert elsewhere.read_bytes() == first
 
 
 @pytest.mark.deep
