@@ -234,7 +234,7 @@ def _noise(epochs: Mapping[str, Median], best: str, rival: str) -> str:
 
 def cautions(run: Run) -> Iterator[str]:
     """Say what else may have had a part in what was measured."""
-    busy = caution(run.manifest["load_average"], run.manifest["cpus"])
+    busy = caution(run.manifest)
     if busy and not simulation_of(run):
         yield busy
     for fault, turns in events(run).groupby("fault", sort=False):

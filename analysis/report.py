@@ -299,12 +299,20 @@ def facts(run: Run) -> list[tuple[str, str]]:
             "processor",
             f"{manifest['cpus']} × {manifest['cpu']}, {manifest['memory_bytes'] / 2**30:.1f} GiB",
         ),
-        ("load average", f"{manifest['load_average']:.2f} when the run began"),
+        ("load", load_of(manifest)),
         (
             "versions",
             ", ".join(f"{name} {version}" for name, version in manifest["versions"].items()),
         ),
     ]
+
+
+def load_of(manifest: Mapping[str, Any]) -> str:
+    """Say how busy the machine was; runs of earlier versions have the load average only."""
+    average = f"load average {manifest['load_average']:.2f}"
+    busy = manifest.get("busy")
+    share = "" if busy is None else f"{busy:.0%} of the processors' time was taken; "
+    return f"when the run began: {share}{average}"
 
 
 def data_set(data: dict[str, Any]) -> str:

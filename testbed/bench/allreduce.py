@@ -36,7 +36,7 @@ from testbed.core.numbers import shown
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.host.estimates import allowance
-from testbed.host.machine import describe, load_average
+from testbed.host.machine import describe, load
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
 from testbed.telemetry.options import TelemetryOptions
@@ -160,7 +160,7 @@ class Session(Stacked):
         self.down_seconds = 0.0
 
     def _enter(self, stack: ExitStack) -> None:
-        load, start = load_average(), time.monotonic()
+        before, start = load(), time.monotonic()
         self._fabric = stack.enter_context(self._timed_fabric())
         fabric_up = time.monotonic() - start
         modules = [calls.__name__, *modules_of(self.options.backends)]
@@ -182,7 +182,7 @@ class Session(Stacked):
             if name == "mpi":
                 extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
         self._observer = stack.enter_context(Observer(self._fabric, self.options.telemetry))
-        self.environment = {**describe(load), **self.options.plan.summary(), **extra}
+        self.environment = {**describe(before), **self.options.plan.summary(), **extra}
 
     @contextmanager
     def _timed_fabric(self) -> Iterator[Fabric]:

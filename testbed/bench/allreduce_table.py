@@ -59,7 +59,7 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     """One ``#`` line per key, and one more where the machine was busy."""
     width = max(map(len, environment), default=0)
     lines = [f"# {key:<{width}}  {_text(value)}" for key, value in environment.items()]
-    busy = caution(environment["load_average"], environment["cpus"])
+    busy = caution(environment)
     return [*lines, f"# {busy}"] if busy else lines
 
 

@@ -30,7 +30,7 @@ from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.options import ExchangeOptions, ExchangeTerms
 from testbed.exchange.registry import EXCHANGES, modules_of
 from testbed.fabric import Fabric
-from testbed.host.machine import describe, load_average
+from testbed.host.machine import describe, load
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
 from testbed.telemetry.options import TelemetryOptions
@@ -213,14 +213,14 @@ class Session(Stacked):
         self._groups = self._ranks = 0
 
     def _enter(self, stack: ExitStack) -> None:
-        load, options = load_average(), self.options
+        before, options = load(), self.options
         self._fabric = stack.enter_context(Fabric(options.plan))
         modules = [calls.__name__, *modules_of(options.exchanges)]
         self._workers = stack.enter_context(Workers(self._fabric, options.terms.affinity, modules))
         self._observer = stack.enter_context(Observer(self._fabric, options.telemetry))
         shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
         self.environment = {
-            **describe(load),
+            **describe(before),
             **options.plan.summary(),
             **options.terms.model_dump(),
             **shown,

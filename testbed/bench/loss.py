@@ -27,7 +27,7 @@ from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
 from testbed.host.estimates import allowance
-from testbed.host.machine import describe, load_average
+from testbed.host.machine import describe, load
 from testbed.plan import FabricPlan
 from testbed.probes.mtu import check_mtu
 from testbed.telemetry.options import TelemetryOptions
@@ -142,7 +142,7 @@ class Session(Stacked):
         self._absmax: float | None = None
 
     def _enter(self, stack: ExitStack) -> None:
-        load, options = load_average(), self.options
+        before, options = load(), self.options
         self._fabric = stack.enter_context(Fabric(options.plan))
         modules = {
             calls.__name__,
@@ -155,7 +155,7 @@ class Session(Stacked):
         self._observer = stack.enter_context(Observer(self._fabric, options.telemetry))
         shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
         self.environment = {
-            **describe(load),
+            **describe(before),
             **options.plan.summary(),
             **options.collective.model_dump(),
             **shown,

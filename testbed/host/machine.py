@@ -4,6 +4,8 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ __all__ = [
     "describe",
     "free_memory",
     "git_commit",
-    "load_average",
+    "load",
     "versions",
 ]
 
@@ -35,28 +37,46 @@ Affinity = Literal["none", "rank", "one"]
 ranks to the first CPU, ``none`` leaves that to the scheduler.
 """
 
-BUSY = 0.5  # load average per processor; an idle machine is far below this
+BUSY = 0.25  # share of all CPUs' time; an idle machine is far below this
+_LOOK = 0.2  # seconds
 
 
-def load_average() -> float:
-    """Return the load average over the last minute; to be called before a measurement adds to
+def load() -> dict[str, float]:
+    """Return how busy the machine is, which takes 0.2 s; to be called before a measurement adds to
     it.
+
+    `busy` is the share of all CPUs' time in which they were not idle: what runs now. `load_average`
+    is over the last minute, and so has the run before this one in it.
     """
-    return os.getloadavg()[0]
+    before = _cpu_times()
+    time.sleep(_LOOK)
+    idle, whole = (now - then for now, then in zip(_cpu_times(), before, strict=True))
+    busy = 1 - idle / whole if whole else 0.0
+    return {"load_average": os.getloadavg()[0], "busy": round(max(0.0, busy), 3)}
 
 
-def caution(load: float, cpus: int) -> str | None:
+def _cpu_times() -> tuple[int, int]:
+    """Ticks of all CPUs: idle, and in all (proc_stat(5))."""
+    first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
+    ticks = [int(value) for value in first.split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def caution(facts: Mapping[str, Any]) -> str | None:
     """Return a caution if the machine was busy before a measurement began, else None.
 
-    :param load: Load average over the minute before.
-    :param cpus: Processors that the measurement could use.
+    :param facts: What `describe` has said then; that of earlier versions has no `busy`, and its
+        load average stands for it.
     """
-    if load <= BUSY * cpus:
+    cpus = facts["cpus"]
+    if (busy := facts.get("busy")) is None:
+        busy = facts["load_average"] / cpus
+    if busy <= BUSY:
         return None
     return (
-        "Caution: the machine was busy when the run began, with other work or an earlier run (load"
-        f" average {load:.1f} on {cpus} processors), so times, ratios and their reasons may be far"
-        " off."
+        "Caution: the machine was busy when the run began: other work took"
+        f" {min(busy, 1.0):.0%} of the time of its {cpus} processors, so times, ratios and their"
+        " reasons may be far off."
     )
 
 
@@ -69,10 +89,10 @@ def free_memory() -> int:
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
-def describe(load: float | None = None) -> dict[str, Any]:
+def describe(before: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return what may explain a difference between two equal measurements.
 
-    :param load: Load average over the minute before; without it, that of now.
+    :param before: What `load` has said before the measurement; without it, that of now.
     """
     return {
         "git_commit": git_commit(),
@@ -80,7 +100,7 @@ def describe(load: float | None = None) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
-        "load_average": load_average() if load is None else load,
+        **(load() if before is None else before),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "versions": versions(),

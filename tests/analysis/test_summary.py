@@ -111,7 +111,12 @@ def test_answer_of_a_quiet_machine(make_run: RunMaker) -> None:
 
 
 def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
-    assert "load average 3.0 on 2 processors" in answer(load_run(make_run(load=3.0)))[0]
+    run = load_run(make_run(load=3.0))
+    assert "other work took 100% of the time of its 2 processors" in answer(run)[0]
+    run.manifest["busy"] = 0.01  # what ran in the minute before has ended
+    assert "Caution" not in answer(run)[0]
+    run.manifest["busy"] = 0.3
+    assert "other work took 30% of the time of its 2 processors" in answer(run)[0]
 
 
 def add_faults(table: Table) -> None:
