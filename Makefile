@@ -68,7 +68,7 @@ endef
 test: setup  ## lint, types, and quick tests, also in the kernel and on real networks: ten minutes
 	$(call run-tests,$(QUICK))
 
-test-all: setup  ## everything that this machine can run: forty minutes
+test-all: setup  ## everything that this machine can run: half an hour
 	$(call run-tests,$(ALL))
 
 # With root as `make test`, and with files that stay the checkout's owner's: make tier TIER=net ARGS="-k killed"
