@@ -3,7 +3,7 @@ table.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -94,28 +94,20 @@ def next_steps(run: Run) -> list[Step]:
 
 
 def who(run: Run, epochs: Mapping[str, Median]) -> str:
-    """Name the fastest, or all that cannot be told from it."""
-    first = fastest(epochs)
-    best, others = first[0], sorted(epochs.keys() - set(first), key=lambda name: epochs[name].value)
-    rivals = ", ".join(
-        f"{name} {duration(epochs[name].value)} ({compare(epochs[best], epochs[name]).ratio:.2f}×)"
-        for name in others
-    )
-    if len(first) == 1:
-        return (
-            f"{best} was fastest: its median epoch took {duration(epochs[best].value)}, that with"
-            f" {rivals}; {_of(run, epochs)}."
+    """Name the fastest, unless others cannot be told from it."""
+    best, *others = sorted(epochs, key=lambda name: epochs[name].value)
+    took = duration(epochs[best].value)
+    rivals = []
+    for name in others:
+        how = compare(epochs[best], epochs[name])
+        rivals.append(
+            f"{name} {duration(epochs[name].value)} ({how.ratio:.2f}×{', ' * how.tie}{how.why})"
         )
-    taken = [duration(epochs[name].value) for name in first]
-    last = compare(epochs[best], epochs[first[-1]])
-    return (
-        f"{_series(first)} cannot be told apart: their median epochs took {_series(taken)}"
-        f" ({last.ratio:.2f}×), {last.why}{f'; {rivals}' if rivals else ''}; {_of(run, epochs)}."
-    )
-
-
-def _series(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    if len(fastest(epochs)) > 1:
+        said = f"No backend was fastest for certain: the median epoch took {took} with {best}"
+    else:
+        said = f"{best} was fastest: its median epoch took {took}"
+    return f"{said}, that with {', '.join(rivals)}; {_of(run, epochs)}."
 
 
 def _of(run: Run, medians: Mapping[str, Median]) -> str:

@@ -88,15 +88,15 @@ def test_no_winner_is_named_within_the_spread(measured: dict[str, list[float]]) 
             assert medians[best].high < medians[name].low
             assert medians[best].value < medians[name].value / 1.02
     else:
-        assert "cannot be told apart" in who
+        assert who.startswith("No backend was fastest for certain: ")
         assert len(fastest(medians)) > 1
 
 
 def test_a_single_epoch_does_not_make_a_winner() -> None:
     who = answer(make({"gloo": [2.0], "xdp-ring": [1.0]}))[0]
     assert who == (
-        "xdp-ring and gloo cannot be told apart: their median epochs took 1 s and 2 s (2.00×), of"
-        " one measurement; medians are of 1 epoch each."
+        "No backend was fastest for certain: the median epoch took 1 s with xdp-ring, that with"
+        " gloo 2 s (2.00×, of one measurement); medians are of 1 epoch each."
     )
 
 
