@@ -139,7 +139,7 @@ def test_inference_equals_forward_on_whole_neighbourhoods(graph: GraphData) -> N
 
 def test_flat_vector_is_the_model(graph: GraphData) -> None:
     model = Sage(MODEL, graph.feature_dim, graph.num_classes)
-    flat = flatten(model)
+    flat = flatten(model.parameters())
     assert flat.numel() == parameter_count(MODEL, graph.feature_dim, graph.num_classes)
     with torch.no_grad():
         flat.fill_(0.5)

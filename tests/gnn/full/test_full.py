@@ -97,7 +97,7 @@ def whole(graph: GraphData) -> Any:
 def test_outputs_and_gradients_equal_torch_geometrics(graph: GraphData, spec: ModelSpec) -> None:
     full = FullModel(spec, whole(graph), graph.num_classes, 1)
     reference = Geometric(full, spec)
-    flat = flatten(full)
+    flat = flatten(full.parameters())
     assert flat.numel() == parameter_count(spec, graph.feature_dim, graph.num_classes)
     x, y, rows = torch.from_numpy(graph.x), torch.from_numpy(graph.y), torch.from_numpy(graph.train)
     full.begin(3)
