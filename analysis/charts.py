@@ -25,7 +25,7 @@ from analysis.style import PART_COLOURS, STYLE, mark, number, save, scale_of, st
 from analysis.summary import epoch_split
 from analysis.workload import in_kernel, report_of
 from testbed.core.errors import SpecError
-from testbed.core.medians import Comparison, Median, compare, fastest
+from testbed.core.medians import Median, compare, fastest
 from testbed.core.numbers import format_size
 
 __all__ = [
@@ -161,7 +161,7 @@ def speedup(
             raise SpecError(f"baseline {against}: was not measured at {key} = {value}")
         for name, found in group.items():
             if name != against or baseline is not None:
-                how = Comparison.same() if name == against else compare(found, group[against])
+                how = compare(found, group[against])
                 rows.append({key: value, "backend": name, "baseline": against})
                 rows[-1] |= {"speedup": how.ratio, "low": how.low, "high": how.high}
                 rows[-1] |= {"tie": how.tie, "count": found.count}

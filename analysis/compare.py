@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.charts import breakdown
 from analysis.epochs import medians_of
-from analysis.loading import load
+from analysis.loading import done_trials, load, plan_of
 from analysis.narrative import cautions, duration, who
 from analysis.report import Grid, against, certainty, picture, template, timed
 from analysis.style import scale_of
@@ -22,7 +22,6 @@ from testbed.core.medians import counts, fastest
 from testbed.core.tables import show
 from testbed.exchange.options import ExchangeOptions
 from testbed.results import Run, load_run
-from testbed.sweep.grid import make_cells
 
 __all__ = ["compare", "differences"]
 
@@ -102,14 +101,14 @@ def _runs_in(path: Path) -> Iterator[tuple[str, Path]]:
     if not (path / "sweep.json").exists():
         yield path.resolve().name, path
         return
-    plan = json.loads((path / "sweep.json").read_text(encoding="utf-8"))
+    plan = plan_of(path)
     if not plan["scenario"]:
         raise SpecError(f"report: {path}: is a sweep of a bench: must be of a scenario")
-    cells, trials = make_cells(plan["grid"]), sorted((path / "trials").glob("*/manifest.json"))
-    for each in trials:
-        cell, _, trial = each.parent.name.partition("-")
-        name = str(cells[int(cell)])
-        yield (f"{name}, trial {int(trial) + 1}" if plan["trials"] > 1 else name), each.parent
+    trials = list(done_trials(path))
+    if not trials:
+        raise SpecError(f"report: {path}: no trial of the sweep has succeeded yet")
+    for trial, folder in trials:
+        yield str(trial if plan["trials"] > 1 else trial.cell), folder
 
 
 def _table(names: Sequence[str], differing: dict[str, list[Any]]) -> Grid:
@@ -190,14 +189,15 @@ def headline(names: Sequence[str], runs: Sequence[Run], work: Sequence[str]) -> 
 def grid(run: Run, split: pd.DataFrame) -> Grid:
     """Return a run's epochs, a column per backend."""
     scale = scale_of(split["epoch"])
-    epochs = medians_of(run, "epoch_time")
+    epochs, inside = (medians_of(run, f"{name}_time") for name in ("epoch", "communication"))
     base = baseline(run) or fastest(epochs)[0]
+    reduce = pd.Series({name: each.value for name, each in inside.items()})
     return Grid(
         [str(name) for name in split.index],
         [
             timed("epoch", split["epoch"], scale),
-            *certainty(epochs, scale[1], scale[0]),
-            timed(report_of(run).noun, split["communication"], scale),
-            (f"against {base}", against(run, "epoch_time", base)),
+            *certainty(epochs, scale),
+            timed(report_of(run).noun, reduce, scale),
+            (f"against {base}", against(epochs, base)),
         ],
     )

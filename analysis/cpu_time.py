@@ -4,6 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from analysis.epochs import without_counted
 from analysis.style import CLASS_COLOURS, number, scale_of
 from testbed.core.medians import Comparison, Median, compare
 from testbed.results import Run
@@ -71,12 +72,12 @@ def overheads(run: Run) -> dict[str, Comparison]:
     telemetry, by backend; backends without such epochs are left out.
     """
     keys = ["backend", "trial", "epoch"]
-    epochs = run.metric("epoch_time").groupby(keys)["value"].mean()
+    rows = without_counted(run.metric("epoch_time"), run.frame)
+    epochs = rows.groupby(keys)["value"].mean()
     sampled = epochs.index.isin(run.metric("sampled_time").set_index(keys).index)
-    counted = epochs.index.isin(run.metric("counted_time").set_index(keys).index)
     with_, without = (
         {name: Median.of(values) for name, values in epochs[mask].groupby("backend")}
-        for mask in (sampled, ~sampled & ~counted)
+        for mask in (sampled, ~sampled)
     )
     return {
         name: compare(without[name], with_[name])

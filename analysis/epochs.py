@@ -21,8 +21,6 @@ RATIOS = {
 }
 """Metrics that are the ratio of two: above, below, unit."""
 
-_TRIAL = ["run", "backend", "trial"]
-
 
 def medians(runs: pd.DataFrame, metric: str, by: Sequence[str]) -> dict[tuple[object, ...], Median]:
     """Return the median of a metric for each combination of `by`.
@@ -35,8 +33,7 @@ def medians(runs: pd.DataFrame, metric: str, by: Sequence[str]) -> dict[tuple[ob
     if rows.empty:
         known = ", ".join(sorted(set(runs["metric"]))[:40])
         raise SpecError(f"metric {metric}: is in none of these runs: must be one of {known}")
-    # A sweep's cells differ in more than what is asked for: values of one are never mixed up with
-    # another's before there is one of each.
+    # Each run, cell and trial has its own median first: their epochs are not pooled.
     inner = [name for name in ("run", "cell", "trial") if name in rows and name not in by]
     keys = [*by, *inner]
     epochs = [*keys, "epoch"] if "epoch" in rows and rows["epoch"].notna().any() else keys
@@ -73,9 +70,10 @@ def medians_of(run: Run, metric: str) -> dict[str, Median]:
     """Return the median of a metric for each backend of a run, in the run's order; backends that
     ended before there was one are left out.
     """
-    if run.metric(metric).empty:
+    frame = with_ratio(run.frame, metric)
+    if not (frame["metric"] == metric).any():
         return {}
-    found = medians(run.frame, metric, ["backend"])
+    found = medians(frame, metric, ["backend"])
     return {name: found[name,] for name in run.backends if (name,) in found}
 
 
@@ -93,7 +91,7 @@ def without_counted(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     counted = runs[runs["metric"] == "counted_time"]
     if counted.empty:
         return rows
-    marks = [name for name in (*_TRIAL, "cell", "epoch") if name in rows]
+    marks = [name for name in ("run", "cell", "backend", "trial", "epoch") if name in rows]
     left_out = pd.MultiIndex.from_frame(counted[marks])
     return rows[~pd.MultiIndex.from_frame(rows[marks]).isin(left_out)]
 

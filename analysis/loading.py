@@ -10,11 +10,11 @@ import pandas as pd
 
 from testbed.core.errors import SpecError
 from testbed.results import Run, load_run
-from testbed.sweep.grid import make_cells
+from testbed.sweep.grid import Trial, make_cells
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
 
-__all__ = ["each_run", "load", "origin"]
+__all__ = ["done_trials", "each_run", "load", "origin", "plan_of"]
 
 SCALES = {
     "time_us.min": ("time_min", "s", 1e-6),
@@ -117,28 +117,37 @@ def _run(place: Path) -> pd.DataFrame:
 
 
 def _sweep(place: Path) -> pd.DataFrame | None:
-    plan = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
-    cells = make_cells(plan["grid"])
+    plan = plan_of(place)
     frames = []
-    for end in sorted((place / "trials").glob("*/trial.json")):
-        cell, _, trial = end.parent.name.partition("-")
-        if json.loads(end.read_text(encoding="utf-8"))["error"] is not None:
-            continue
-        frame = _run(end.parent) if plan["scenario"] else _bench(end.parent / "bench.json")
+    for trial, folder in done_trials(place):
+        frame = _run(folder) if plan["scenario"] else _bench(folder / "bench.json")
         if frame is None:
             continue
         inner = frame["trial"].max() + 1
         # The grid's keys that are no columns already, such as `variant`.
         grid = {
             key: json.dumps(value) if isinstance(value, list | dict) else value
-            for key, value in cells[int(cell)].values.items()
+            for key, value in trial.cell.values.items()
             if key not in frame
         }
-        number = int(trial) * inner + frame["trial"]
-        frames.append(
-            frame.assign(trial=number, cell=int(cell), case=str(cells[int(cell)]), **grid)
-        )
+        named = {"cell": trial.cell.number, "case": str(trial.cell), **grid}
+        frames.append(frame.assign(trial=trial.number * inner + frame["trial"], **named))
     return pd.concat(frames, ignore_index=True).assign(run=place.name) if frames else None
+
+
+def plan_of(place: Path) -> dict[str, Any]:
+    """Return what ``sweep.json`` says of a sweep."""
+    found: dict[str, Any] = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
+    return found
+
+
+def done_trials(place: Path) -> Iterator[tuple[Trial, Path]]:
+    """Yield the trials of a sweep that have succeeded, each with its folder."""
+    cells = make_cells(plan_of(place)["grid"])
+    for end in sorted((place / "trials").glob("*/trial.json")):
+        if json.loads(end.read_text(encoding="utf-8"))["error"] is None:
+            cell, _, number = end.parent.name.partition("-")
+            yield Trial(cells[int(cell)], int(number)), end.parent
 
 
 def _bench(place: Path) -> pd.DataFrame | None:

@@ -53,7 +53,7 @@ def answer(run: Run) -> list[str]:
             *cautions(run),
             (
                 f"{only} was the only backend of this run: an epoch took"
-                f" {duration(split.loc[only, 'epoch'])}, {share(split.loc[only])} of it in"
+                f" {duration(split.loc[only, 'epoch'])}, {share(run, only)} of it in"
                 f" {report_of(run).noun}. A comparison needs a second backend."
             ),
         ]
@@ -178,7 +178,7 @@ def _why(run: Run, split: pd.DataFrame, epochs: Mapping[str, Median]) -> Iterato
     }
     most = max(phases, key=lambda phase: phases[phase])
     if report.overlapped:
-        yield from _sent(run, split, best, rival)
+        yield from _sent(run, best, rival)
         return
     blind = [name for name in (best, rival) if not entry_of(run, name).splits]
     if blind:
@@ -196,19 +196,19 @@ def _why(run: Run, split: pd.DataFrame, epochs: Mapping[str, Median]) -> Iterato
             "By the backends' own clocks its parts differ both ways, so that none stands for the"
             " whole."
         )
-    yield from _sent(run, split, best, rival)
+    yield from _sent(run, best, rival)
 
 
-def _sent(run: Run, split: pd.DataFrame, best: str, rival: str) -> Iterator[str]:
-    report, sent, cpu = report_of(run), traffic(run), split["cpu"]
+def _sent(run: Run, best: str, rival: str) -> Iterator[str]:
+    report, sent, cpu = report_of(run), traffic(run), medians_of(run, "communication_cpu_time")
     yield (
         f"{report.every.capitalize()}'s {report.noun} put"
         f" {sent.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"
         f" {sent.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival};"
         f" {sent.loc[best, 'retransmissions_total']:,.0f} and"
         f" {sent.loc[rival, 'retransmissions_total']:,.0f} packets were sent again in all;"
-        f" the ranks' processes spent {duration(cpu[best])} and"
-        f" {duration(cpu[rival])} of CPU time in it per epoch."
+        f" the ranks' processes spent {duration(cpu[best].value)} and"
+        f" {duration(cpu[rival].value)} of CPU time in it per epoch."
     )
 
 
@@ -302,6 +302,6 @@ def times(comparison: Comparison) -> str:
     return f"{ratio:.2f}× as fast" if ratio > 1 else f"{1 / ratio:.2f}× as slow"
 
 
-def share(row: "pd.Series[float]") -> str:
-    """Write the share of an epoch that all-reduce takes."""
-    return f"{row['communication'] / row['epoch']:.0%}"
+def share(run: Run, backend: str) -> str:
+    """Write the share of an epoch that communication takes."""
+    return f"{medians_of(run, 'communication_share')[backend].value:.0%}"

@@ -118,10 +118,16 @@ class Grid:
     """A table with a column per backend, so that it fits a narrow page.
 
     :param rows: Pairs of a label and a text per column.
+    :raises ValueError: A row has more or fewer texts than there are columns.
     """
 
     columns: list[str]
     rows: list[tuple[str, list[str]]]
+
+    def __post_init__(self) -> None:
+        for label, texts in self.rows:
+            if len(texts) != len(self.columns):
+                raise ValueError(f"row {label}: {len(texts)} texts for {len(self.columns)} columns")
 
 
 def unfinished(run: Run) -> str:
@@ -143,14 +149,15 @@ def tables(run: Run) -> dict[str, Any]:
     """Return the report's tables. Times of a table have one unit, chosen by the largest."""
     split = summary.epoch_split(run)
     names = [str(name) for name in split.index]
-    base = summary.baseline(run) or fastest(medians_of(run, "epoch_time"))[0]
+    epochs = medians_of(run, "epoch_time")
+    base = summary.baseline(run) or fastest(epochs)[0]
     steps = run.metric("steps").groupby("backend")["value"].mean().reindex(split.index)
     report = report_of(run)
     scale = scale_of(split["epoch"])
     rows = [timed(part.replace("_", "-"), split[part], scale) for part in report.parts]
     rows += [timed("epoch", split["epoch"], scale)]
-    rows += certainty(medians_of(run, "epoch_time"), scale[1], scale[0])
-    rows.append((f"against {base}", against(run, "epoch_time", base)))
+    rows += certainty(epochs, scale)
+    rows.append((f"against {base}", against(epochs, base)))
     own = {
         name: medians_of(run, f"{name}_time")
         for name in ("communication", "straggler", "exchange", "communication_cpu")
@@ -162,15 +169,15 @@ def tables(run: Run) -> dict[str, Any]:
     inside = scale_of(values["communication"])
     reduce = [
         timed(report.noun, values["communication"], inside),
-        *certainty(own["communication"], inside[1], inside[0]),
+        *certainty(own["communication"], inside),
         (
             "share of the epoch",
             [f"{each.value:.0%}" for each in medians_of(run, "communication_share").values()],
         ),
-        (f"against {base}", against(run, "communication_time", base)),
+        (f"against {base}", against(own["communication"], base)),
         timed("until the last rank came", values["straggler"], inside),
         timed("exchange: the rest", values["exchange"], inside),
-        (f"exchange against {base}", against(run, "exchange_time", base)),
+        (f"exchange against {base}", against(own["exchange"], base)),
         (
             f"exchange {report.every}",
             [narrative.duration(each) for each in values["exchange"] / steps],
@@ -198,9 +205,10 @@ def tables(run: Run) -> dict[str, Any]:
 
 
 def certainty(
-    medians: Mapping[str, Median], unit: str, factor: float
+    medians: Mapping[str, Median], scale: tuple[float, str]
 ) -> list[tuple[str, list[str]]]:
-    """Return rows of how far medians can be trusted."""
+    """Return rows of how far medians can be trusted, in a table's unit."""
+    factor, unit = scale
     ends = [
         f"{number(each.low * factor)} to {number(each.high * factor)}" for each in medians.values()
     ]
@@ -210,13 +218,12 @@ def certainty(
     ]
 
 
-def against(run: Run, metric: str, base: str) -> list[str]:
+def against(medians: Mapping[str, Median], base: str) -> list[str]:
     """Return how many times as fast each backend is as one of them."""
-    found = medians_of(run, metric)
+    found = {name: compare(each, medians[base]) for name, each in medians.items()}
     return [
-        f"{compare(each, found[base]).ratio:.2f}×"
-        + (" (tie)" if name != base and compare(each, found[base]).tie else "")
-        for name, each in found.items()
+        f"{how.ratio:.2f}×{' (tie)' if how.tie and name != base else ''}"
+        for name, how in found.items()
     ]
 
 

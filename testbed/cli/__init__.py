@@ -118,7 +118,7 @@ def main() -> NoReturn:
     open_streams()
     add_system_tools()
     allow_many_files()
-    if sys.argv[1:2] != ["rerun"]:  # whose archive may be anybody's
+    if "rerun" not in sys.argv:  # whose archive may be anybody's
         look_in(Path.cwd())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)

@@ -178,6 +178,11 @@ class Backend(Collective[GroupSpec]):
         self._all_gather(_words("all_gather", tensor), _words("all_gather", out))
         return out
 
+    @property
+    def broadcasts(self) -> bool:
+        """Whether the backend has a broadcast: one of another package need not."""
+        return type(self)._broadcast is not Backend._broadcast  # noqa: SLF001
+
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Give each rank the tensor of one, bit by bit, in place; all ranks call it with the same
         shape.

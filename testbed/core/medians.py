@@ -62,11 +62,6 @@ class Comparison:
     high: float
     known: bool = True
 
-    @classmethod
-    def same(cls) -> "Comparison":
-        """Of one with itself."""
-        return cls(1.0, 1.0, 1.0)
-
     @property
     def tie(self) -> bool:
         """Whether neither may be called faster."""

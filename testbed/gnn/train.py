@@ -53,9 +53,9 @@ class Minibatches(ABC):
         self.rank = rank
         self.world = world
         self.seed = seed
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self.weights = flatten(self._parameters)
-        self._unused = Unused(self._parameters)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self.weights = flatten(trained)
+        self._unused = Unused(trained)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
         self.optimizer = make(
             [self.weights],

@@ -21,28 +21,23 @@ class Unused:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._left = dict(enumerate(parameters))
-        self._hooks = {
-            number: each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _, number=number: self._reached(number)
-            )
-            for number, each in self._left.items()
+        self._left = {
+            each: each.register_post_accumulate_grad_hook(self._reached)  # type: ignore[no-untyped-call]
+            for each in parameters
         }
 
-    def _reached(self, number: int) -> None:
-        self._left.pop(number, None)
-        if hook := self._hooks.pop(number, None):
-            hook.remove()
+    def _reached(self, parameter: nn.Parameter) -> None:
+        self._left.pop(parameter).remove()
 
     @contextmanager
     @torch.no_grad()
     def kept(self) -> Iterator[None]:
         """While the optimizer steps: keep what neither this rank nor another has used."""
         before = {
-            number: each.clone()
-            for number, each in self._left.items()
+            each: each.clone()
+            for each in self._left
             if each.grad is not None and not each.grad.any()
         }
         yield
-        for number, values in before.items():
-            self._left[number].copy_(values)
+        for each, values in before.items():
+            each.copy_(values)

@@ -42,14 +42,15 @@ def digest(weights: Tensor) -> str:
 @torch.no_grad()
 def give(backend: Backend, tensors: Sequence[Tensor]) -> None:
     """Give all ranks the tensors of rank 0, bit by bit, as torch's DDP does with parameters and
-    buffers (`torch.distributed._broadcast_coalesced`); a collective.
+    buffers (`torch.distributed._broadcast_coalesced`); a collective. Ranks keep their own with a
+    backend that has no broadcast.
 
     :param tensors: Of any types, the same on all ranks.
     :raises CollectiveError: It could not complete.
     """
     raw = [_bytes(tensor) for tensor in tensors]
     size = sum(len(each) for each in raw)
-    if not size:
+    if not size or not backend.broadcasts:
         return
     packed = np.zeros(-(-size // 4) * 4, np.uint8)
     np.concatenate(raw, out=packed[:size])

@@ -96,15 +96,7 @@ def compile_file(source: Path, entry: str | None = None) -> Path:
     flags = [flag for flag in FLAGS if flag != "-Werror"]
     command = [_clang(), *flags, *_includes(), "-x", "c", "-include", str(source), "-"]
     text = _CHAINED.replace("ENTRY", entry) if entry else ""
-    seen = subprocess.run(
-        [*command, "-E"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        encoding="utf-8",
-        errors="replace",
-    )
+    seen = _execute([*command, "-E"], text)
     if seen.returncode:
         raise KernelError(f"clang refused {source}:\n{seen.stderr.strip()}")
     key = hashlib.sha256("\0".join([*command, seen.stdout]).encode()).hexdigest()[:16]
@@ -141,20 +133,18 @@ def _run(command: list[str], target: Path, what: str, text: str = "") -> None:
     command = [*command, "-o", scratch]
     logger.debug("%s", shlex.join(command))
     with timed(logger, logging.INFO, "compiled %s", what):
-        result = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-            encoding="utf-8",
-            errors="replace",
-        )
+        result = _execute(command, text)
     if result.returncode:
         Path(scratch).unlink(missing_ok=True)
         raise KernelError(f"clang refused {what}:\n{result.stderr.strip()}")
     os.chmod(scratch, 0o644)
     os.replace(scratch, target)
+
+
+def _execute(command: list[str], text: str | None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command, input=text, capture_output=True, check=False, encoding="utf-8", errors="replace"
+    )
 
 
 def compile_all() -> list[Path]:

@@ -42,7 +42,7 @@ def test_a_comparison_answers_and_says_what_differs(two: list[Path], tmp_path: P
 
 @pytest.fixture
 def sweep(make_run, tmp_path: Path) -> Path:
-    """Two runs, of networks of different sizes."""
+    """Two runs, of networks of different sizes, and a trial that has failed."""
     folder, path = tmp_path / "sweep", make_run()
     grid = {"model.hidden": [16, 64]}
     for nth, value in enumerate(grid["model.hidden"]):
@@ -53,6 +53,11 @@ def sweep(make_run, tmp_path: Path) -> Path:
         manifest["load_average"] = 9.0 * nth
         (trial / "manifest.json").write_text(json.dumps(manifest))
         (trial / "trial.json").write_text(json.dumps({"seconds": 1.0, "error": None}))
+    failed = folder / "trials" / "0002-0"
+    failed.mkdir()
+    (failed / "manifest.json").write_text("{}")
+    (failed / "trial.json").write_text(json.dumps({"seconds": 1.0, "error": "no answer"}))
+    grid["model.hidden"].append(128)
     plan = {"scenario": "s.toml", "bench": None, "trials": 1, "grid": grid}
     (folder / "sweep.json").write_text(json.dumps(plan))
     return folder

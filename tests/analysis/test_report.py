@@ -17,7 +17,7 @@ import pytest
 
 from analysis.bench import read_bench
 from analysis.figures import FIGURES
-from analysis.report import ROOT, main, make_report
+from analysis.report import ROOT, Grid, main, make_report
 from testbed.core.errors import SpecError
 from testbed.results import RunFolder, Table, load_run
 from tests.support.command import call_testbed
@@ -145,6 +145,11 @@ def test_report_shows_the_bench_of_the_same_machine(make_run: RunMaker, reported
     assert "4 hosts, MTU 1500,\nint16 lanes" in text
 
 
+def test_a_row_has_a_text_for_each_column() -> None:
+    with pytest.raises(ValueError, match="row time: 1 texts for 2 columns"):
+        Grid(["a", "b"], [("time", ["1 s"])])
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": [{}]}'])
 def test_a_file_that_is_no_bench_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(content)
@@ -165,6 +170,7 @@ def test_report_answers_first_and_escapes(reported: Path) -> None:
     assert "Numbers &lt;known&gt; &amp; exact" in html
     assert "testbed run &#39;made up.toml&#39;" in html
     assert "all 4 tolerance checks passed" in html
+    assert "<td>share of the epoch</td><td>17%</td><td>29%</td><td>44%</td>" in html
     assert "offloads on for sockets," in html
     assert "What to try next:" in html
     assert "--fault &#39;drop p=0.01&#39;" in html

@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import torch
 from testbed.comm.backend import Backend
 from testbed.core.errors import SpecError
 from testbed.gnn.options import MinibatchSpec
+from testbed.gnn.weights import give
 from testbed.results import load_run
 from testbed.run import run_scenario
 from testbed.scenario import Scenario, load_scenario, parse_scenario
 from testbed.workloads.module.scenario import ModuleTable
 from testbed.workloads.module.train import ModuleTrainer, make_task
 from tests.support.workloads.ddp import SEED, SPEC
+from tests.support.workloads.networks import Alone
 from tests.support.workloads.threads import on_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +124,12 @@ def test_ranks_begin_as_rank_0_and_take_its_buffers() -> None:
         one, other = (trainer.model.state_dict() for trainer in train(task, spec))
         for name, value in one.items():
             assert torch.equal(value, other[name]), (task, name)
+
+
+def test_ranks_keep_their_own_where_a_backend_has_no_broadcast() -> None:
+    tensor = torch.ones(3)
+    give(Alone(None, SimpleNamespace(size=1, capacity=8)), [tensor])
+    assert torch.equal(tensor, torch.ones(3))
 
 
 def make(task: str) -> torch.nn.Module:

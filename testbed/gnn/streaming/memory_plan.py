@@ -93,9 +93,8 @@ def vertex_table(kind: type[T], num_vertices: int | None, columns: int = 1) -> N
 def reset_peak_memory() -> int:
     """Begin to measure `peak_memory`; return the resident memory of now, in bytes."""
     try:
-        Path("/proc/self/clear_refs").write_text(
-            "5", encoding="utf-8"
-        )  # proc_pid_clear_refs(5): resets VmHWM
+        # proc_pid_clear_refs(5): resets VmHWM
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return 0
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
