@@ -1,6 +1,7 @@
 """The errors that a user may meet: each text says what is wrong, where, and what to do."""
 
 import errno
+import os
 import resource
 from typing import ClassVar
 
@@ -116,7 +117,8 @@ def limit_reached(error: BaseException) -> str | None:
     Memory exhaustion shows as `MemoryError`, from which numpy and pyarrow derive theirs, as ENOMEM
     from a system call, and in torch as `RuntimeError`.
 
-    A process that may open no more files shows as EMFILE, or as an `ImportError` of a library.
+    A process that may open no more files shows as EMFILE, and where a shared library is loaded in
+    the text of an `ImportError`, or of an `OSError` without a number.
     """
     text = " ".join(str(error).split())
     match error:
@@ -124,10 +126,9 @@ def limit_reached(error: BaseException) -> str | None:
             what = "out of memory"
         case OSError(errno=errno.ENOMEM):
             what, text = "out of memory", error.filename or ""
-        case OSError(errno=errno.EMFILE | errno.ENFILE):
-            what, text = "too many open files", f"ulimit -n allows {_files()}"
-        case ImportError() if "cannot open shared object file: Error 24" in text:
-            what, text = "too many open files", f"ulimit -n allows {_files()}"
+        case OSError() | ImportError() if os.strerror(errno.EMFILE) in text:
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            what, text = "too many open files", f"ulimit -n allows {most}"
         case RecursionError():
             what = "nested too deeply"
         case RuntimeError() if "can't allocate memory" in text:
@@ -137,7 +138,3 @@ def limit_reached(error: BaseException) -> str | None:
         case _:
             return None
     return f"{what}: {text}" if text else what
-
-
-def _files() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,5 +1,6 @@
 """How the command fails: with exact texts and exit statuses, without a traceback."""
 
+import errno
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ from unittest import mock
 import pytest
 
 from testbed.cli import app
+from testbed.core.errors import limit_reached
 from testbed.host.rights import add_system_tools
 from tests.support.command import call_testbed
 from tests.support.tiers import broad
@@ -230,6 +232,16 @@ def test_a_limit_is_one_line(action: str, text: str) -> None:
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.startswith(f"error: {text}")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [ImportError, OSError])
+def test_a_library_that_cannot_be_opened_for_too_many_files_is_one_line(kind: type) -> None:
+    """As the dynamic linker says it."""
+    why = os.strerror(errno.EMFILE)
+    found = limit_reached(kind(f"libx.so.1: cannot open shared object file: {why}"))
+    assert found
+    assert found.startswith("too many open files: ulimit -n allows ")
+    assert limit_reached(kind("libx.so.1: cannot open shared object file: no such file")) is None
 
 
 def test_a_limit_has_a_traceback_when_asked() -> None:
