@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from testbed.bench.exchange_session import Case, Measured
-from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
+from testbed.bench.exchange_table import COUNTS, Table, count_cells, exchanges_against_sockets
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
@@ -151,7 +151,7 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     measured.
     """
     cases = dict.fromkeys((row.dim, row.degree) for row in rows)
-    return against_sockets(
+    return exchanges_against_sockets(
         (
             (
                 f"dim {dim:>3}, degree {degree:>5}",

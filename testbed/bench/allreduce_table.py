@@ -5,8 +5,9 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from testbed.bench.against import against_sockets
 from testbed.bench.row import Row, algbw, backend_of
-from testbed.core.medians import compare, counts
+from testbed.core.medians import Median
 from testbed.core.numbers import format_size
 from testbed.host.machine import caution
 
@@ -127,23 +128,17 @@ def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
     :returns: Nothing unless both kinds were measured, on more than one host, with more than
         nothing: without a byte on a wire there is no backend to compare.
     """
-    lines, compared = [], []
-    for size in dict.fromkeys(row.size for row in rows if row.size and row.hosts > 1):
-        here = [row for row in rows if row.size == size]
-        sockets = [row for row in here if needs[backend_of(row.backend)] == "sockets"]
-        best = min(sockets, key=lambda row: row.median, default=None)
-        for row in here:
-            if best and needs[backend_of(row.backend)] != "sockets":
-                how = compare(row.time, best.time)
-                lines.append(
-                    f"#   {format_size(size):>6}  {how.ratio:5.2f}x  {row.backend}"
-                    f" {row.median * 1e6:.1f} us, {best.backend} {best.median * 1e6:.1f}"
-                    f" us{how.note}"
-                )
-                compared += [row.time, best.time]
-    if not lines:
-        return []
-    return [f"# Against the best socket baseline, medians of {counts(compared)}:", *lines]
+
+    def split(size: int, sockets: bool) -> dict[str, Median]:
+        return {
+            row.backend: row.time
+            for row in rows
+            if row.size == size and (needs[backend_of(row.backend)] == "sockets") == sockets
+        }
+
+    sizes = dict.fromkeys(row.size for row in rows if row.size and row.hosts > 1)
+    cases = ((f"{format_size(size):>6}", split(size, False), split(size, True)) for size in sizes)
+    return against_sockets("Against the best socket baseline", cases, (1e6, "us", 1))
 
 
 def average_lines(rows: Sequence[Row]) -> list[str]:

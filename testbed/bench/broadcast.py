@@ -14,8 +14,9 @@ import numpy as np
 
 from testbed.bench.exchange_calls import LARGEST
 from testbed.bench.exchange_session import Case, Measured
-from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
+from testbed.bench.exchange_table import COUNTS, Table, count_cells, exchanges_against_sockets
 from testbed.core.errors import SpecError
+from testbed.core.medians import Median
 from testbed.core.numbers import format_size
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
@@ -156,13 +157,13 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
         for receivers, size in dict.fromkeys((row.receivers, row.size) for row in rows)
     }
 
-    def verdict(words: str, kernel: Measured, best: Measured) -> str:
+    def verdict(words: str, kernel: Median, best: Median) -> str:
         if cases[words] != (LATENCY_RECEIVERS, LATENCY_SIZE):
             return ""
-        kept = kernel.median <= LATENCY_RATIO * best.median
+        kept = kernel.value <= LATENCY_RATIO * best.value
         return f"  {'pass' if kept else 'FAIL'}: at most {LATENCY_RATIO:g} of the time"
 
-    return against_sockets(
+    return exchanges_against_sockets(
         (
             (words, [row.measured for row in rows if (row.receivers, row.size) == case])
             for words, case in cases.items()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed.bench.exchange_session import Case, Measured
-from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
+from testbed.bench.exchange_table import COUNTS, Table, count_cells, exchanges_against_sockets
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import Halo, make_halos
 from testbed.exchange.interface import MAX_DIM
@@ -124,7 +124,7 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     """Compare exchanges in the kernel with the best over sockets, by median, wherever both were
     measured.
     """
-    return against_sockets(
+    return exchanges_against_sockets(
         (
             (f"dim {dim:>3}", [row.measured for row in rows if row.dim == dim])
             for dim in dict.fromkeys(row.dim for row in rows)

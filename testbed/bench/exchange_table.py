@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from testbed.bench.against import against_sockets
 from testbed.bench.exchange_session import Measured
-from testbed.core.medians import compare, counts
+from testbed.core.medians import Median
 from testbed.exchange.registry import EXCHANGES
 
-__all__ = ["COUNTS", "Table", "against_sockets", "count_cells"]
+__all__ = ["COUNTS", "Table", "count_cells", "exchanges_against_sockets"]
 
 Column = tuple[str, str, int]
 """Name, unit, width; negative: to the left."""
@@ -52,34 +53,22 @@ def count_cells(measured: Measured) -> list[str]:
     ]
 
 
-def against_sockets(
+def exchanges_against_sockets(
     cases: Iterable[tuple[str, Sequence[Measured]]],
     unit: tuple[float, str, int],
-    verdict: Callable[[str, Measured, Measured], str] = lambda *_: "",
+    verdict: Callable[[str, Median, Median], str] = lambda *_: "",
 ) -> list[str]:
-    """Compare exchanges in the kernel with the best over sockets, by median, wherever both were
-    measured.
+    """See `against_sockets`.
 
     :param cases: The words of each case, and what was measured in it.
-    :param unit: Of the times: how many are a second, its name, and digits.
-    :param verdict: What is said behind a comparison.
     """
-    lines, compared = [], []
-    factor, name, digits = unit
-    for words, measured in cases:
-        sockets = [each for each in measured if EXCHANGES[each.exchange].needs == "sockets"]
-        best = min(sockets, key=lambda one: one.median, default=None)
-        for kernel in measured:
-            if best is None or kernel in sockets:
-                continue
-            how = compare(kernel.time, best.time)
-            times = ", ".join(
-                f"{each.exchange} {each.median * factor:.{digits}f} {name}"
-                for each in (kernel, best)
-            )
-            said = verdict(words, kernel, best)
-            lines.append(f"#   {words}  {how.ratio:5.2f}x  {times}{how.note}{said}")
-            compared += [kernel.time, best.time]
-    if not lines:
-        return []
-    return [f"# Against the best over sockets, medians of {counts(compared)}:", *lines]
+
+    def split(measured: Sequence[Measured], sockets: bool) -> dict[str, Median]:
+        return {
+            each.exchange: each.time
+            for each in measured
+            if (EXCHANGES[each.exchange].needs == "sockets") == sockets
+        }
+
+    found = ((words, split(each, False), split(each, True)) for words, each in cases)
+    return against_sockets("Against the best over sockets", found, unit, verdict)
