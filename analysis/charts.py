@@ -128,7 +128,7 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
             data, figure = cpu_figure(table)
         else:
             parts = list(dict.fromkeys(part for run in each for part in report_of(run).parts))
-            figure, _ = stack(table, parts, "median epoch, bars: where it is with 95 %")
+            figure, _ = stack(table, parts, "median epoch, bars: its 95 % confidence interval")
             data = table[[*parts, "epoch", "low", "high"]].rename_axis("run").reset_index()
         mark(figure, origin(runs))
     return Chart(data, figure)

@@ -43,7 +43,9 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     """
     parts = list(report_of(run).parts)
     split = epoch_split(run)
-    figure, _ = stack(split, parts, "median epoch, mean over ranks; bars: where it is with 95 %")
+    figure, _ = stack(
+        split, parts, "median epoch, mean over ranks; bars: its 95 % confidence interval"
+    )
     data = split[parts].rename_axis("backend").reset_index()
     return data, figure
 
