@@ -1,19 +1,26 @@
-"""The all-reduce bench of the same machine, shown in a run's report: ``bench.json`` in its folder,
-which is what ``testbed bench allreduce -o FILE`` wrote.
+"""What benches of collectives have measured: the figure that they draw, and the all-reduce bench of
+the same machine in a run's report: ``bench.json`` in its folder, which is what ``testbed bench
+allreduce -o FILE`` wrote.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
 from analysis.narrative import duration
+from analysis.style import STYLE, save, styles_of
 from testbed.collectives.registry import BACKENDS
 from testbed.core.errors import SpecError
 from testbed.core.files import read_regular
 from testbed.core.medians import Median, compare, counts, fastest
 from testbed.core.numbers import format_size
 
-__all__ = ["BENCH", "alone", "read_bench"]
+__all__ = ["BENCH", "alone", "draw", "read_bench"]
 
 BENCH = "bench.json"
 LARGEST = 16 << 20  # bytes
@@ -67,6 +74,56 @@ def alone(folder: Path) -> dict[str, Any] | None:
     }
     about |= {key: found["environment"].get(key) for key in ("hosts", "mtu", "lanes")}
     return {"backends": backends, "rows": rows, **about}
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw bus bandwidth by size, one line per backend, as results of nccl-tests are drawn. A bar
+    is where the median is with a confidence of 95 %.
+
+    :param rows: As the command's JSON has them; those without any bytes are only in the CSV.
+    :param path: The picture; the CSV has the same name.
+    """
+    table = pd.DataFrame(
+        {
+            "backend": row["backend"],
+            "size_bytes": row["size_bytes"],
+            "busbw_gbps": row["busbw_gbps"],
+            "low": row["busbw_gbps"] * row["time_us"]["median"] / row["time_us"]["high"],
+            "high": row["busbw_gbps"] * row["time_us"]["median"] / row["time_us"]["low"],
+            "count": row["iterations"],
+        }
+        for row in rows
+    )
+    drawn = table[table["busbw_gbps"] > 0]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4))
+        axes = figure.subplots()
+        styles = styles_of(table["backend"].unique())
+        for name, line in drawn.groupby("backend", sort=False):
+            colour, dash, marker = styles[str(name)]
+            middle = line["busbw_gbps"]
+            axes.errorbar(
+                line["size_bytes"],
+                middle,
+                [middle - line["low"], line["high"] - middle],
+                color=colour,
+                linestyle=dash,
+                marker=marker,
+                fillstyle="full" if "@" in str(name) else "none",
+                alpha=0.5 if "@" in str(name) else 1,
+                capsize=3,
+                label=str(name),
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        sizes = sorted(drawn["size_bytes"].unique())
+        axes.set_xticks(sizes, [format_size(int(size)) for size in sizes], rotation=45)
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("size of the tensor")
+        axes.set_ylabel("bus bandwidth (GB/s)")
+        axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1))
+    save(figure, table, path, (path.suffix.removeprefix(".") or "png",))
 
 
 def _median(row: dict[str, Any]) -> Median:

@@ -17,11 +17,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.communication import clock_figure, clock_pieces
 from analysis.cpu_time import breakdown as cpu_breakdown
 from analysis.cpu_time import cpu_figure
 from analysis.epochs import RATIOS, medians, spread, with_ratio
 from analysis.loading import each_run, origin
-from analysis.style import PART_COLOURS, STYLE, mark, number, save, scale_of, style_of, styles_of
+from analysis.style import (
+    PART_COLOURS,
+    STYLE,
+    bars,
+    mark,
+    outline,
+    save,
+    scale_of,
+    style_of,
+    styles_of,
+)
 from analysis.summary import epoch_split
 from analysis.workload import in_kernel, report_of
 from testbed.core.errors import SpecError
@@ -66,51 +77,30 @@ class Chart:
         return out.getvalue()
 
 
-def stack(split: pd.DataFrame, parts: Sequence[str], label: str) -> tuple[Figure, Axes]:
+def stack(split: pd.DataFrame, parts: Sequence[str], label: str) -> Figure:
     """Stack the parts of each row's time, one bar a row, in the unit that suits them.
 
     :param split: Seconds, one column per part; with `low` and `high`, bars of the whole's spread.
     :param label: What is shown; the unit is added.
     """
-    factor, unit = scale_of(split[list(parts)].clip(lower=0).sum(axis=1))
     figure = Figure(figsize=(8, 1.1 + 0.55 * len(split)))
-    axes = figure.subplots()
-    names = [str(name) for name in split.index]
-    places, left = np.arange(len(split))[::-1], np.zeros(len(split))
-    for part in parts:
-        widths = split[part].clip(lower=0).to_numpy() * factor
-        colour = PART_COLOURS.get(part, "#7f7f7f")
-        axes.barh(places, widths, 0.62, left, color=colour, label=part.replace("_", "-"))
-        left = left + widths
-    ends = left.copy()
-    if {"low", "high"} <= set(split.columns):
-        low, high = split["low"].to_numpy() * factor, split["high"].to_numpy() * factor
-        reach = np.abs(np.array([np.minimum(low - left, 0), np.maximum(high - left, 0)]))
-        axes.errorbar(left, places, xerr=reach, fmt="none", ecolor="#333333", capsize=3, lw=1)
-        ends = np.maximum(left, high)
-    # One slow epoch must not make all others unreadable: its bar is cut off, and its time told.
-    reach_of_axis = 2 * float(left.max())
-    for place, value, end in zip(places, left, ends, strict=True):
-        slowest = f", slowest {number(end)}" if end > reach_of_axis else ""
-        at = value if slowest else end
-        axes.text(
-            at, place + 0.2 * bool(slowest), f"  {number(value)} {unit}{slowest}", va="center"
-        )
-    ends = np.minimum(ends, reach_of_axis)
-    axes.set_yticks(places, names)
-    axes.set_xlabel(f"{label}, {unit}")
-    axes.set_xlim(0, float(ends.max()) * 1.16)
-    axes.grid(visible=False, axis="y")
-    axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
-    return figure, axes
+    styles = {part: (part.replace("_", "-"), PART_COLOURS.get(part, "#7f7f7f")) for part in parts}
+    spread = split[["low", "high"]] if {"low", "high"} <= set(split.columns) else None
+    bars(figure.subplots(), split[list(parts)], styles, label, spread)
+    return figure
 
 
 def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
     """Show where an epoch's time goes, one bar per run and transport.
 
-    :param of: ``cpu``: CPU time by class, from telemetry; ``epoch``: the epoch's wall-clock time by
-        its parts. By default the first where all runs have it.
+    :param of: ``communication``: the wall-clock time in collectives by its pieces
+        (`analysis.communication`); ``cpu``: CPU time by class, from telemetry; ``epoch``: the
+        epoch's wall-clock time by its parts. By default CPU time where all runs have it, else the
+        epoch's.
+    :raises SpecError: There is no such breakdown.
     """
+    if of not in (None, "communication", "cpu", "epoch"):
+        raise SpecError(f"of: {of}: must be communication, cpu or epoch")
     each = list(each_run(runs))
     if of is None:
         sampled = [(run.frame["metric"] == "sampled_time").any() for run in each]
@@ -118,6 +108,8 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
     with mpl.rc_context(STYLE):
         if of == "cpu":
             tables = [cpu_breakdown(run) for run in each]
+        elif of == "communication":
+            tables = [clock_pieces(run) for run in each]
         else:
             tables = [epoch_split(run) for run in each]
         if len(each) > 1:
@@ -126,9 +118,11 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
         table = pd.concat(tables).fillna(0.0)
         if of == "cpu":
             data, figure = cpu_figure(table)
+        elif of == "communication":
+            data, figure = clock_figure(table)
         else:
             parts = list(dict.fromkeys(part for run in each for part in report_of(run).parts))
-            figure, _ = stack(table, parts, "median epoch, bars: its 95 % confidence interval")
+            figure = stack(table, parts, "median epoch, bars: its 95 % confidence interval")
             data = table[[*parts, "epoch", "low", "high"]].rename_axis("run").reset_index()
         mark(figure, origin(runs))
     return Chart(data, figure)
@@ -214,7 +208,12 @@ def trend(runs: pd.DataFrame, metric: str, by: str) -> Chart:
         axes = figure.subplots()
         _lines(axes, data, by, "median")
         axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
+        least = float(data["median"].min())
+        if least > 0 and float(data["median"].max()) / least >= 30:  # the least would be nothing
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+        else:
+            axes.set_ylim(bottom=0)
         mark(figure, origin(runs))
     return Chart(data, figure, label)
 
@@ -299,9 +298,11 @@ def _lines(axes: Axes, data: pd.DataFrame, key: str, value: str) -> None:
         else:
             width = 0.8 / len(names)
             at = [places[each] + (nth - (len(names) - 1) / 2) * width for each in rows[key]]
-            bars = axes.bar(at, middle, width * 0.92, yerr=reach, color=colour, capsize=3)
-            bars.set_label(str(name))
-            for bar in bars:
+            drawn = axes.bar(at, middle, width * 0.92, yerr=reach, color=colour, capsize=3)
+            drawn.set_label(str(name))
+            if drawn.errorbar is not None:
+                outline(drawn.errorbar)
+            for bar in drawn:
                 bar.set_alpha(0.5 if small else 1)
     if numeric and (data[key] > 0).all() and data[key].max() / data[key].min() >= 4:
         axes.set_xscale("log", base=2)

@@ -11,7 +11,7 @@ from testbed.results import Run
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
 
-__all__ = ["breakdown", "cpu_figure", "network_shares", "overheads"]
+__all__ = ["breakdown", "cpu_figure", "network_shares", "overheads", "wakeups"]
 
 
 def breakdown(run: Run, inside: bool = False) -> pd.DataFrame:
@@ -65,6 +65,25 @@ def network_shares(run: Run) -> pd.DataFrame:
         samples = round(row.sum() * epochs[backend] * rate)
         rows[backend] = {"cpu": row.sum(), "samples": samples, **parts, "softirq": softirq}
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def wakeups(run: Run) -> pd.DataFrame:
+    """Return how often threads of hosts were woken up, and how long each then waited for a CPU, one
+    row per backend.
+
+    Columns `number` (per rank and epoch, mean over counted epochs) and `mean` (seconds, of all
+    wake-ups; NaN of none). Empty for a run without telemetry.
+    """
+    ranks = run.frame["rank"].nunique()
+    epochs = run.metric("counted_time").groupby("backend").size()
+    rows = run.frame[run.frame["node"] != MACHINE]
+    sums = {
+        column: rows[rows["metric"].str.startswith(start)].groupby("backend")["value"].sum()
+        for column, start in (("number", "wakeup_latency."), ("time", "wakeup_time."))
+    }
+    table = pd.DataFrame(sums)
+    mean = table["time"] / table["number"]
+    return pd.DataFrame({"number": table["number"] / epochs / ranks, "mean": mean})
 
 
 def overheads(run: Run) -> dict[str, Comparison]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import narrative
+from analysis import communication, narrative
 from analysis.charts import stack
 from analysis.cpu_time import breakdown, cpu_figure
 from analysis.loading import origin
@@ -43,7 +43,7 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     """
     parts = list(report_of(run).parts)
     split = epoch_split(run)
-    figure, _ = stack(
+    figure = stack(
         split, parts, "median epoch, mean over ranks; bars: its 95 % confidence interval"
     )
     data = split[parts].rename_axis("backend").reset_index()
@@ -62,7 +62,9 @@ def loss_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     """Draw validation accuracy by epoch, one line per backend."""
-    return _curves(run, "validation_accuracy", "validation accuracy")
+    data, figure = _curves(run, "validation_accuracy", "validation accuracy")
+    figure.axes[0].set_ylim(0, 1.02)
+    return data, figure
 
 
 def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
@@ -98,13 +100,26 @@ def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]] = {
+    "communication": (
+        lambda run: communication.clock_figure(communication.clock_pieces(run)),
+        "Where the time of {noun} goes",
+        "Pieces add up to the time in {noun}; the table below says what they are.",
+    ),
+    "communication_cpu": (
+        lambda run: communication.cpu_figure(communication.cpu_pieces(run)),
+        "What processors do in {noun}",
+        "By sampled stacks; the table below says what pieces are.",
+    ),
     "cpu_time": (
         cpu_time_figure,
         "Where the CPU time goes",
         (
-            "By sampled stacks. Blue is computing, orange {noun} in user space, green the kernel's"
+            "Of the whole epoch, by sampled stacks, all hosts and switches together: several"
+            " processors work at once, so that it may be longer than the epoch. Blue is computing,"
+            " and the interpreter that prepares it; orange {noun} in user space, green the kernel's"
             " network stack, red the testbed's programs, purple the rest of the kernel. Softirq"
-            " work, hatched, counts for the host or switch that it is done for."
+            " work, hatched, is what the kernel does on arrival of frames; it counts for the host"
+            " or switch that it is done for."
         ),
     ),
     "epoch_time": (
@@ -137,6 +152,7 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
 NEEDED = {
     "loss": "loss",
     "validation_accuracy": "validation_accuracy",
+    "communication_cpu": "sampled_time",
     "cpu_time": "sampled_time",
 }
 """The metrics that figures need which not all runs have."""
@@ -163,10 +179,9 @@ def _draw_all(run: Run, folder: Path) -> list[Plot]:
             data, figure = draw(run)
             mark(figure, origin(run.frame, run.manifest["kernel"]))
         save(figure, data, folder / name)
-        text = report.captions.get(name, caption).format_map(
-            {**vars(report), "frames": narrative.frames(run)}
-        )
-        plots.append(Plot(name, title, text, png, csv))
+        words = {**vars(report), "frames": narrative.frames(run)}
+        text = report.captions.get(name, caption).format_map(words)
+        plots.append(Plot(name, title.format_map(words), text, png, csv))
     return plots
 
 

@@ -20,7 +20,7 @@ LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that it can show
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the cells, one line per backend and number of hosts; those without a fault engine are
-    only in the CSV.
+    only in the CSV. A bar is where the median is with a confidence of 95 %.
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
@@ -41,7 +41,10 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 "fillstyle": "none",
                 "label": label,
             }
-            left.plot(cells["loss"] * 100, cells["goodput_gbps"].astype(float), **style)
+            keys = ["goodput_gbps", "median_us", "low_us", "high_us"]
+            middle, time, fast, slow = (cells[key].astype(float) for key in keys)
+            reach = [middle - middle * time / slow, middle * time / fast - middle]
+            left.errorbar(cells["loss"] * 100, middle, reach, capsize=3, **style)
             right.plot(cells["loss"] * 100, cells["extra_bytes"].astype(float) * 100, **style)
         _axes(left, losses, "goodput (GB of tensor per second)")
         _axes(right, losses, "extra bytes on the wire (%)")

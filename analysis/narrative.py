@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.communication import CLOCK, CPU, clock_pieces, cpu_pieces
 from analysis.epochs import medians_of
 from analysis.summary import baseline, epoch_split, events, records_lost, traffic
-from analysis.workload import entry_of, in_kernel, report_of
+from analysis.workload import in_kernel, report_of
 from testbed.core.medians import Comparison, Median, compare, counts, fastest
 from testbed.faults.spec import meet_frames, parse_fault
 from testbed.host.machine import caution
@@ -30,17 +31,6 @@ __all__ = [
     "who",
 ]
 
-PHASE_WORDS = {
-    "quantize": "turning floats into integers",
-    "communicate": "moving and adding data",
-    "wait": "waiting for peers",
-    "dequantize": "turning integers into floats",
-    "send": "sending",
-    "aggregate": "adding up received rows",
-    "all_reduce": "summing gradients",
-    "exposed": "all-reduces that computing does not hide",
-}
-
 
 def answer(run: Run) -> list[str]:
     """Return the report's first sentences: the fastest backend, its lead, and the cause of the
@@ -56,6 +46,7 @@ def answer(run: Run) -> list[str]:
                 f" {duration(split.loc[only, 'epoch'])}, {share(run, only)} of it in"
                 f" {report_of(run).noun}. A comparison needs a second backend."
             ),
+            *_largest(run),
         ]
     epochs = medians_of(run, "epoch_time")
     return [
@@ -63,6 +54,7 @@ def answer(run: Run) -> list[str]:
         who(run, epochs),
         *_against_sockets(run, epochs),
         *_why(run, split, epochs),
+        *_largest(run),
     ]
 
 
@@ -173,30 +165,23 @@ def _why(run: Run, split: pd.DataFrame, epochs: Mapping[str, Median]) -> Iterato
         f"Within {report.noun}, {signed(late)} are time until the last rank entered, "
         f"and {signed(exchange)} are the exchange itself."
     )
-    phases = {
-        phase: split.loc[rival, phase] - split.loc[best, phase] for phase in report.communication
-    }
-    most = max(phases, key=lambda phase: phases[phase])
-    if report.overlapped:
-        yield from _sent(run, best, rival)
-        return
-    blind = [name for name in (best, rival) if not entry_of(run, name).splits]
-    if blind:
-        yield (
-            f"What part of it is waiting for peers cannot be said: {' and '.join(blind)} cannot"
-            " tell it from moving data."
-        )
-    elif 0 < phases[most] <= reduce:
-        yield (
-            f"By the backends' own clocks, the largest part of it is {PHASE_WORDS.get(most, most)}"
-            f" ({signed(phases[most])}); such parts are means over ranks, which need not add up."
-        )
-    elif phases[most] > reduce > 0:
-        yield (
-            "By the backends' own clocks its parts differ both ways, so that none stands for the"
-            " whole."
-        )
     yield from _sent(run, best, rival)
+
+
+def _largest(run: Run) -> Iterator[str]:
+    """Name the largest piece of communication with each backend."""
+    noun, cpu = report_of(run).noun, cpu_pieces(run)
+    for what, table, pieces in ((noun, clock_pieces(run), CLOCK), ("its CPU time", cpu, CPU)):
+        said = []
+        for name, row in table.iterrows():
+            most, whole = str(row.idxmax()), row.sum()
+            title = pieces[most].title if most in pieces else most
+            share = row[most] / whole if whole else 0.0
+            said.append(f"with {name} {title} ({share:.0%} of {duration(whole)})")
+        if said:
+            *first, last = said
+            words = f"{', '.join(first)} and {last}" if first else last
+            yield f"The largest piece of {what} is {words}."
 
 
 def _sent(run: Run, best: str, rival: str) -> Iterator[str]:

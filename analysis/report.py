@@ -7,7 +7,7 @@ import base64
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from analysis import cpu_time, narrative, summary
 from analysis.bench import alone
+from analysis.communication import CLOCK, CPU, Piece, clock_pieces, cpu_pieces
 from analysis.epochs import medians_of
 from analysis.figures import Plot, draw_all
 from analysis.style import number, scale_of
@@ -43,8 +44,6 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
     sentences = narrative.answer(run)
     caveats = [each for each in sentences if each.startswith("Caution")]
     headline, *reasons = [each for each in sentences if each not in caveats]
-    if not run.finished:
-        caveats.insert(0, unfinished(run))
     html = template("report").render(
         run=run,
         manifest=run.manifest,
@@ -52,6 +51,7 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         headline=headline,
         reasons=reasons,
         caveats=caveats,
+        unfinished=None if run.finished else unfinished(run),
         offloads=narrative.offloads(run),
         simulated=narrative.simulation_of(run),
         again=again(place or path),
@@ -118,11 +118,13 @@ class Grid:
     """A table with a column per backend, so that it fits a narrow page.
 
     :param rows: Pairs of a label and a text per column.
+    :param meanings: What labels mean, for those that need it.
     :raises ValueError: A row has more or fewer texts than there are columns.
     """
 
     columns: list[str]
     rows: list[tuple[str, list[str]]]
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for label, texts in self.rows:
@@ -184,13 +186,13 @@ def tables(run: Run) -> dict[str, Any]:
         ),
         timed("CPU time of ranks", values["communication_cpu"], inside),
     ]
-    shares = cpu_time.network_shares(run)
-    overheads = cpu_time.overheads(run) if len(shares) else {}
+    overheads = cpu_time.overheads(run)
     counted = summary.counted(run)
     return {
         "split": Grid(names, rows),
         "reduce": Grid(names, reduce),
-        "shares": share_grid(shares, overheads),
+        "clock": piece_grid(clock_pieces(run), CLOCK),
+        "cpu": cpu_grid(run, overheads),
         "disturbed": any(each.known and each.low > 1.05 for each in overheads.values()),
         "counted": Grid(
             [str(name) for name in counted.index],
@@ -232,26 +234,51 @@ def count(value: float) -> str:
     return "none" if value != value else f"{value:,.0f}"
 
 
-def share_grid(shares: pd.DataFrame, overheads: Mapping[str, Comparison]) -> Grid:
-    """Return what share of the CPU time in collectives is whose."""
+def piece_grid(table: pd.DataFrame, pieces: Mapping[str, Piece]) -> Grid:
+    """Return a row for each piece of communication: its time, and its share of the whole."""
+    wholes = table.sum(axis=1)
+    scale, unit = scale_of(wholes)
+    rows, meanings = [], {}
+    for name in table.columns:
+        piece = pieces.get(name) or Piece(str(name).replace("_", "-"), "", "")
+        label = f"{piece.title}, {unit}"
+        texts = [
+            f"{number(value * scale)} ({value / whole:.0%})" if whole else "none"
+            for value, whole in zip(table[name], wholes, strict=True)
+        ]
+        rows.append((label, texts))
+        meanings[label] = piece.meaning
+    rows.append(timed("together", wholes, (scale, unit)))
+    return Grid([str(name) for name in table.index], rows, meanings)
+
+
+def cpu_grid(run: Run, overheads: Mapping[str, Comparison]) -> Grid:
+    """Return the pieces of the CPU time in communication, how many samples tell it, and what
+    telemetry itself costs; without rows if there is no telemetry.
+    """
+    shares = cpu_time.network_shares(run)
     if shares.empty:
         return Grid([], [])
-    words = {
-        "network": "kernel's network stack",
-        "program": "testbed's programs",
-        "kernel": "rest of the kernel",
-        "user": "user space",
-        "unclassified": "unclassified",
-        "softirq": "in softirq",
-    }
-    rows = [timed("CPU time", shares["cpu"], scale_of(shares["cpu"]))]
-    rows.append(("samples", [count(value) for value in shares["samples"]]))
-    rows += [
-        (label, [f"{100 * value:.1f} %" for value in shares[key]]) for key, label in words.items()
+    grid = piece_grid(cpu_pieces(run), CPU)
+    found = [overheads.get(name) for name in grid.columns]
+    wakeups = cpu_time.wakeups(run).reindex(grid.columns)
+    more = [
+        ("in softirq", [f"{value:.0%}" for value in shares["softirq"]]),
+        ("samples", [count(value) for value in shares["samples"]]),
+        ("wake-ups", [count(value) for value in wakeups["number"]]),
+        (
+            "a wake-up took",
+            [narrative.duration(value) if value == value else "none" for value in wakeups["mean"]],
+        ),
+        ("telemetry's overhead", ["none" if each is None else overhead(each) for each in found]),
     ]
-    found = [overheads.get(str(name)) for name in shares.index]
-    more = ["none" if each is None else overhead(each) for each in found]
-    return Grid([str(name) for name in shares.index], [*rows, ("telemetry's overhead", more)])
+    meanings = {
+        "in softirq": "what the kernel does on arrival of frames; part of the above",
+        "wake-ups": "of a rank's host in a whole epoch, counted in other epochs",
+        "a wake-up took": "from being woken up until running, mean",
+        "telemetry's overhead": "median epoch with samples against that without",
+    }
+    return Grid(grid.columns, [*grid.rows, *more], {**grid.meanings, **meanings})
 
 
 def overhead(found: Comparison) -> str:

@@ -5,21 +5,27 @@ The colours are Okabe and Ito's and shades of them, which are told apart with an
 Lines differ in dashes and markers as well.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 __all__ = [
     "CLASS_COLOURS",
     "FORMATS",
     "PART_COLOURS",
     "STYLE",
+    "bars",
     "mark",
     "number",
+    "outline",
     "save",
     "scale_of",
     "style_of",
@@ -38,7 +44,7 @@ PART_COLOURS = {
     "communicate": "#d55e00",
     "send": "#d55e00",
     "wait": "#f3b7a0",
-    "exposed": "#d55e00",
+    "exposed": "#7f2704",
     "aggregate": "#a63603",
     "dequantize": "#e69f00",
     "all_reduce": "#f0e442",
@@ -155,6 +161,55 @@ def number(value: float) -> str:
     if value != value:
         return "none"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def bars(
+    axes: Axes,
+    table: pd.DataFrame,
+    styles: Mapping[str, tuple[str, str]],
+    label: str,
+    spread: pd.DataFrame | None = None,
+) -> None:
+    """Stack each row's columns, one bar a row, in the unit that suits them.
+
+    :param table: Seconds.
+    :param styles: Title and colour of each column.
+    :param label: What is shown; the unit is added.
+    :param spread: Seconds, columns `low` and `high`: where each row's sum may be.
+    """
+    widths = table.clip(lower=0)
+    factor, unit = scale_of(widths.sum(axis=1))
+    places, left = np.arange(len(table))[::-1], np.zeros(len(table))
+    for name in table.columns:
+        title, colour = styles.get(name, (str(name).replace("_", "-"), "#7f7f7f"))
+        width = widths[name].to_numpy() * factor
+        axes.barh(places, width, 0.62, left, color=colour, label=title, edgecolor="#999999", lw=0.3)
+        left = left + width
+    ends, most = left.copy(), float(left.max())
+    if spread is not None:
+        low, high = (spread[end].to_numpy() * factor for end in ("low", "high"))
+        reach = np.abs(np.array([np.minimum(low - left, 0), np.maximum(high - left, 0)]))
+        outline(
+            axes.errorbar(left, places, xerr=reach, fmt="none", ecolor="#333333", capsize=3, lw=1)
+        )
+        ends = np.maximum(left, high)
+    for place, value, end in zip(places, left, ends, strict=True):
+        # One slow epoch must not make all others unreadable: its line is cut off, and its end told.
+        cut = end > 2 * most
+        text = f"  {number(value)} {unit}" + (f", up to {number(end)}" if cut else "")
+        axes.text(value if cut else end, place + 0.2 * cut, text, va="center")
+    axes.set_yticks(places, [str(name) for name in table.index])
+    axes.set_xlabel(f"{label}, {unit}")
+    axes.set_xlim(0, min(float(ends.max()), 2 * most) * 1.16)
+    axes.grid(visible=False, axis="y")
+    axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
+
+
+def outline(reaches: ErrorbarContainer) -> None:
+    """Let bars of a spread be seen on dark ground, too."""
+    _, caps, lines = reaches
+    for each in (*caps, *lines):
+        each.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])
 
 
 def mark(figure: Figure, text: str) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.epochs import medians_of, middle, without_counted
 from analysis.workload import in_kernel, report_of
+from testbed.comm.backend import PHASES
 from testbed.core.errors import SpecError
 from testbed.core.medians import fastest
 from testbed.results import Run
@@ -20,6 +21,7 @@ __all__ = [
     "epoch_split",
     "events",
     "faults_fired",
+    "phases_of",
     "records_lost",
     "traffic",
 ]
@@ -101,14 +103,17 @@ def epoch_split(run: Run) -> pd.DataFrame:
 
     `communication` is the wall-clock time in collectives (all-reduce; of full-graph training
     exchanges, too), `straggler` the part of it before the last rank entered, `exchange` the rest,
-    and `cpu` the CPU time that the ranks' processes spent in it.
+    and `cpu` the CPU time that the ranks' processes spent in it. `last_rank` is as much of a rank's
+    waiting as the part before the last rank entered can hold. Phases of collectives that run beside
+    computing (`phases_of`) have columns, too.
 
     :raises SpecError: The run ended before an epoch did.
     """
     if run.metric("epoch_time").empty:
         status = run.manifest.get("status", "unknown")
         raise SpecError(f"{run.path}: no epoch was measured before the run ended: it is {status}")
-    metrics = {part: f"{part}_time" for part in report_of(run).parts} | {
+    parts = dict.fromkeys([*report_of(run).parts, *phases_of(run)])
+    metrics = {part: f"{part}_time" for part in parts} | {
         "epoch": "epoch_time",
         "communication": "communication_time",
         "straggler": "straggler_time",
@@ -116,17 +121,30 @@ def epoch_split(run: Run) -> pd.DataFrame:
         "cpu": "communication_cpu_time",
     }
     ranks = run.frame[run.frame["rank"].notna() & run.frame["metric"].isin(metrics.values())]
-    epochs = without_counted(ranks, run.frame).pivot_table(
-        index=["backend", "trial", "epoch"], columns="metric", values="value", aggfunc="mean"
+    values = without_counted(ranks, run.frame).pivot_table(
+        index=["backend", "trial", "epoch", "rank"], columns="metric", values="value"
     )
-    epochs = epochs[list(metrics.values())].set_axis(list(metrics), axis=1)
-    epochs.index.names = ["backend", "trial", "number"]  # "epoch" is a column now
+    values = values[list(metrics.values())].set_axis(list(metrics), axis=1)
+    values["last_rank"] = values[[name for name in ("wait", "straggler") if name in values]].min(
+        axis=1
+    )
+    values.index.names = ["backend", "trial", "number", "rank"]  # "epoch" is a column now
+    epochs = values.groupby(["backend", "trial", "number"]).mean()
     rows = {}
     for name, whole in medians_of(run, "epoch_time").items():
         trials = [middle(trial, "epoch") for _, trial in epochs.loc[name].groupby("trial")]
         ends = {"low": whole.low, "high": whole.high, "count": whole.count}
         rows[name] = {**middle(pd.DataFrame(trials), "epoch"), **ends}
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def phases_of(run: Run) -> list[str]:
+    """Return the names of what communication divides into by the backends' own clocks."""
+    report = report_of(run)
+    if not report.overlapped:
+        return list(report.communication)
+    measured = set(run.frame["metric"])
+    return [phase for phase in PHASES if f"{phase}_time" in measured]
 
 
 def baseline(run: Run) -> str | None:

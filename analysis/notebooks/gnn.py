@@ -29,6 +29,13 @@ runs.groupby(["run", "backend"])["epoch"].nunique()
 # %%
 breakdown(runs, of="epoch")
 
+# %% [markdown]
+# ## Where communication goes
+# Piece by piece, by the wall clock; docs/analysis.md says what pieces are.
+
+# %%
+breakdown(runs, of="communication")
+
 # %%
 breakdown(runs)
 

@@ -31,10 +31,17 @@ runs[["run", "backend", "trial", "rank", "epoch", "metric", "value", "unit"]].he
 
 # %% [markdown]
 # ## Where an epoch goes
-# Bars reach from the fastest epoch to the slowest.
+# A thin bar is where the median is with a confidence of 95 %.
 
 # %%
 breakdown(runs, of="epoch")
+
+# %% [markdown]
+# ## Where communication goes
+# Piece by piece, by the wall clock; docs/analysis.md says what pieces are.
+
+# %%
+breakdown(runs, of="communication")
 
 # %% [markdown]
 # The CPU time of all hosts and switches by class, if the run was made with `--telemetry`.
@@ -44,7 +51,7 @@ breakdown(runs)
 
 # %% [markdown]
 # ## Against sockets
-# Medians over trials; thin bars reach from the smallest trial to the largest.
+# Above 1 is faster; where a thin bar reaches 1, neither can be called faster.
 
 # %%
 speedup(runs)

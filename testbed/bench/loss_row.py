@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from testbed.bench.observed import Observed
 from testbed.comm.collective import Counters
+from testbed.core.medians import Median
 from testbed.faults.identity import KINDS
 from testbed.faults.rule_table import Action
 
@@ -51,7 +52,7 @@ class Cell:
     @property
     def median(self) -> float | None:
         """Median time of an iteration, seconds; None without iterations."""
-        return float(np.median(self.times)) if self.times else None
+        return Median.of(self.times).value if self.times else None
 
     @property
     def goodput(self) -> float | None:
@@ -86,7 +87,10 @@ class Cell:
         return self.wire_bytes / lossless.wire_bytes - 1
 
     def to_dict(self, lossless: "Cell | None") -> dict[str, Any]:
-        """The cell as it goes into the JSON file and the figure; None: not measured."""
+        """The cell as it goes into the JSON file and the figure; None: not measured. From `low_us`
+        to `high_us` is the median with a confidence of 95 %.
+        """
+        time = Median.of(self.times) if self.times else None
         return {
             "backend": self.backend,
             "hosts": self.hosts,
@@ -94,6 +98,8 @@ class Cell:
             "loss": self.loss,
             "iterations": len(self.times),
             "median_us": _rounded(self.median, 1e6),
+            "low_us": _rounded(time.low if time else None, 1e6),
+            "high_us": _rounded(time.high if time else None, 1e6),
             "max_us": _rounded(max(self.times, default=None), 1e6),
             "goodput_gbps": _rounded(self.goodput, 1e-9),
             "goodput_ratio": _rounded(self.ratio(lossless)),

@@ -1,13 +1,14 @@
 """``testbed bench allreduce``, ``reducescatter``, ``allgather`` and ``bcast``."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.bench.operations import OPERATIONS, Operation
 from testbed.cli import flags, options
-from testbed.cli.bench_options import Factor, Iterations, Telemetry, Warmup
+from testbed.cli.bench_options import Factor, Figure, Iterations, Telemetry, Warmup
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import DATATYPES, OPS, CollectiveOptions
@@ -26,7 +27,7 @@ HELP = {
     "allgather": "Time all-gather: each rank gets the blocks of all ranks.",
 }
 EXAMPLES = (
-    "--hosts 4 -b 64K -e 64M -f 4",
+    "--hosts 4 -b 64K -e 64M -f 4 --figure busbw.png",
     "--backends tcp-ring,gloo,mpi --switch bridge --offload off -n 50",
     "--hosts 8 --lanes int16 -b 64 -e 64K -f 4 -n 100 -o small.json",
     "--backends tcp-ring,gloo,mpi -d double",
@@ -103,6 +104,7 @@ def _verb(operation: Operation) -> Callable[..., None]:
             lanes="int16", affinity="rank"
         ),
         telemetry: Telemetry = TelemetryOptions(),
+        figure: Figure = None,
         seed: options.Seed = 0,
         json: options.JsonFlag = False,
         out: options.Out = None,
@@ -135,7 +137,7 @@ def _verb(operation: Operation) -> Callable[..., None]:
             datatype=datatype,
             out_of_place=out_of_place,
         )
-        _measure(chosen, options.Results(json, out))
+        _measure(chosen, options.Results(json, out), figure)
 
     return verb
 
@@ -152,7 +154,7 @@ def _datatypes(operation: Operation) -> str:
     return f"{names}; {'; '.join(limits)}"
 
 
-def _measure(chosen: "Options", results: options.Results) -> None:
+def _measure(chosen: "Options", results: options.Results, figure: Path | None) -> None:
     from testbed.bench import allreduce as controller
     from testbed.bench import allreduce_table as table
     from testbed.bench import telemetry_table
@@ -182,10 +184,12 @@ def _measure(chosen: "Options", results: options.Results) -> None:
         say(line)
     up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
     say(f"# fabric up in {up} s, down in {down} s")
-    parameters = chosen.parameters
-    results.write(
-        {"environment": session.environment, "rows": [row.to_dict(parameters) for row in rows]}
-    )
+    found = [row.to_dict(chosen.parameters) for row in rows]
+    results.write({"environment": session.environment, "rows": found})
+    if figure is not None:
+        from analysis.bench import draw
+
+        draw(found, figure)
     wrong = sum(row.wrong + (row.out_of_place.wrong if row.out_of_place else 0) for row in rows)
     if wrong:
         raise CollectiveError(f"{wrong} elements are wrong")

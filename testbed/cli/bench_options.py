@@ -36,5 +36,5 @@ Telemetry = Annotated[
 ]
 Figure = Annotated[
     Path | None,
-    typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; writes a CSV beside it."),
+    typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians, with a CSV beside it."),
 ]

@@ -151,6 +151,7 @@ def _measures_of(count: Count) -> Iterator[Measure]:
             yield Measure(node, f"skb_bytes.{kind}", total, "B")
         case "wakeup":
             yield Measure(node, f"wakeup_latency.{detail}", number, "wake-ups")
+            yield Measure(node, f"wakeup_time.{detail}", total, "s")
         case "program":
             yield Measure(node, f"program_time.{detail}", total, "s")
             yield Measure(node, f"program_runs.{detail}", number, "runs")

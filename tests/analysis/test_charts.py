@@ -2,14 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib.colors
 import pandas as pd
 import pytest
 
 from analysis import breakdown, cdf, load, speedup, spread, throughput
+from analysis.bench import draw as draw_bench
+from analysis.goodput import draw as draw_goodput
 from analysis.loading import origin
 from analysis.style import BACKEND_STYLES, CLASS_COLOURS, PART_COLOURS, scale_of, style_of
+from testbed.bench.loss_row import Cell
+from testbed.comm.collective import Counters
 from testbed.core.errors import SpecError
 
 EXAMPLES = Path(__file__).parents[2] / "analysis" / "examples"
@@ -149,3 +154,56 @@ def test_units_are_chosen_by_magnitude() -> None:
     assert scale_of([2.0, 0.001])[1] == "s"
     assert scale_of([2e-5])[1] == "µs"
     assert scale_of([0.0])[1] == "s"
+
+
+def bench_rows(backend: str, *sizes: int) -> list[dict[str, Any]]:
+    """Rows of a bench whose bus bandwidth is 1 GB/s per MiB, known to within a fifth."""
+    return [
+        {
+            "backend": backend,
+            "size_bytes": size,
+            "busbw_gbps": size / 2**20,
+            "time_us": {"median": 10.0, "low": 8.0, "high": 12.5},
+            "iterations": 20,
+        }
+        for size in sizes
+    ]
+
+
+def test_a_bench_draws_bus_bandwidth_and_how_far_it_is_known(tmp_path: Path) -> None:
+    rows = bench_rows("xdp-ring", 0, 4096, 1 << 20) + bench_rows("gloo@1500", 0, 1 << 20)
+    draw_bench(rows, tmp_path / "busbw.svg")
+    table = pd.read_csv(tmp_path / "busbw.csv")
+    assert list(table["backend"]) == ["xdp-ring"] * 3 + ["gloo@1500"] * 2
+    last = table.iloc[2]
+    assert last[["busbw_gbps", "low", "high", "count"]].tolist() == pytest.approx(
+        [1, 0.8, 1.25, 20]
+    )
+    assert "bus bandwidth" in (tmp_path / "busbw.svg").read_text(encoding="utf-8")
+
+
+def test_goodput_is_drawn_with_its_interval_and_without_what_has_none(tmp_path: Path) -> None:
+    cells = [
+        Cell("xdp-ring/origin", 4, 1 << 20, loss, times, Counters())
+        for loss, times in ((0.0, (0.01, 0.02, 0.03)), (0.01, ()), (None, (0.01,)))
+    ]
+    draw_goodput([cell.to_dict(None) for cell in cells], tmp_path / "goodput.png")
+    table = pd.read_csv(tmp_path / "goodput.csv")
+    assert table["low_us"].tolist() == pytest.approx([10_000, float("nan"), 10_000], nan_ok=True)
+    assert table["high_us"].tolist() == pytest.approx([30_000, float("nan"), 10_000], nan_ok=True)
+
+
+def test_small_sizes_are_seen_beside_large_ones(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    rows = [{**row, "algbw_gbps": row["busbw_gbps"]} for row in bench_rows("gloo", 4096, 1 << 24)]
+    file.write_text(json.dumps({"environment": {"hosts": 2}, "rows": rows}))
+    assert throughput(load(file)).figure.axes[0].get_yscale() == "log"
+
+
+def test_a_breakdown_of_communication_adds_up_to_it(runs: pd.DataFrame) -> None:
+    data = breakdown(runs, of="communication").data.set_index("backend")
+    assert data.sum(axis=1).to_dict() == pytest.approx(
+        {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
+    )
+    with pytest.raises(SpecError, match=r"^of: memory: must be communication, cpu or epoch$"):
+        breakdown(runs, of="memory")
