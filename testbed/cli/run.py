@@ -156,6 +156,7 @@ def play(
     from analysis.report import make_report
     from testbed.results import RunFolder
     from testbed.run import run_into
+    from testbed.run.progress import Display
 
     with RunFolder(out, overwrite) as folder:
         try:
@@ -164,6 +165,7 @@ def play(
                 folder.write(
                     BENCH, lambda place: place.write_text(dumps(measured), encoding="utf-8")
                 )
+            Display(quiet).say("drawing the report")
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
         except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which

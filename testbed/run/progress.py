@@ -53,6 +53,10 @@ class Display(Stacked):
             self._bars.remove_task(task)
         self._tasks = {name: self._bars.add_task(name, total=steps, note="") for name in names}
 
+    def note(self, name: str, text: str) -> None:
+        """Show what a backend is doing between steps."""
+        self._bars.update(self._tasks[name], note=text)
+
     def step(self, name: str, done: int) -> None:
         """Show the number of steps done."""
         self._bars.update(self._tasks[name], completed=done)

@@ -40,6 +40,9 @@ class _Trial:
         """Run some epochs with each backend in turn."""
         session, scenario = self._session, self._session.scenario
         backends = scenario.backends
+        trials = scenario.scenario.trials
+        which = f" for trial {self._trial + 1} of {trials}" if trials > 1 else ""
+        self._display.say(f"preparing the ranks{which}")
         with session.ranks(self._stage, self._trial) as ranks:
             self._display.start(backends, session.steps * scenario.epochs)
             for number, begin in enumerate(range(0, scenario.epochs, scenario.epochs_a_turn)):
@@ -47,12 +50,14 @@ class _Trial:
                 for backend in (*backends[first:], *backends[:first]):
                     self._turn(Turn(self._trial, backend, begin), ranks[backend])
             for backend in backends:
+                self._display.note(backend, "finishing")
                 session.finish(self._stage, self._trial, backend, ranks[backend])
 
     def _turn(self, turn: Turn, names: list[str]) -> None:
         session, scenario, backend = self._session, self._session.scenario, turn.backend
         end = min(turn.epoch + scenario.epochs_a_turn, scenario.epochs)
         what = (backend, turn.trial + 1, turn.epoch + 1, end)
+        self._display.note(backend, "connecting the ranks")
         with (
             timed(logger, logging.INFO, "%s: trial %d, epochs %d to %d", *what),
             session.opened(self._stage, backend, names, self._faults.in_force(turn)),

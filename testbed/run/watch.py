@@ -40,6 +40,7 @@ class Watch(Stacked):
     def _enter(self, stack: ExitStack) -> None:
         if not self._scenario.telemetry.enabled:
             return
+        self._display.say("compiling telemetry's programs")
         try:
             self._recorder = stack.enter_context(Recorder(self._fabric, self._scenario.telemetry))
         except KernelError as error:

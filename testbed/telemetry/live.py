@@ -17,7 +17,7 @@ from testbed.fabric.runs import Run
 from testbed.plan import FabricPlan
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.options import TelemetryOptions
-from testbed.telemetry.profile import MACHINE, Profile
+from testbed.telemetry.profile import MACHINE, Profile, combined
 from testbed.telemetry.recorder import Recorder
 from testbed.telemetry.sampler import Mode
 
@@ -27,6 +27,7 @@ PARTS = ("user", "program", "network", "kernel", UNCLASSIFIED)
 """What the classes of a node are added up to."""
 
 _MODES: Final[tuple[Mode, ...]] = ("samples", "counts")
+_TURN = 0.25  # seconds: attaching and detaching takes some milliseconds
 
 
 class Counters(NamedTuple):
@@ -192,27 +193,29 @@ class Live(Stacked):
     def look(self, seconds: float) -> list[NodeRates]:
         """Every node, and what is nobody's (``machine``), during a time.
 
-        Samples are taken in its first half, events counted in the second, so that counting does not
-        show in the samples.
+        Samples are taken and events counted in turns, so that counting does not show in the
+        samples, and in short ones, so that both see what the devices' counters see.
 
         :raises FabricError: The run has ended.
         """
         began, before = time.monotonic(), self._counters()
-        profiles = []
+        taken: dict[Mode, list[Profile]] = {mode: [] for mode in _MODES}
         try:
             if self._recorder is None:
                 self._wait(seconds)
             else:
-                for mode in _MODES:
+                turns = max(1, round(seconds / 2 / _TURN))
+                for mode in _MODES * turns:
                     with self._recorder.on(mode):
-                        self._wait(seconds / 2)
-                        profiles.append(self._recorder.take())
+                        self._wait(seconds / 2 / turns)
+                        taken[mode].append(self._recorder.take())
             after = self._counters()
         except (KernelError, OSError) as error:
             if not self._run.alive:
                 raise self._ended() from error
             raise
         passed = time.monotonic() - began
+        profiles = [whole for each in taken.values() if (whole := combined(each)) is not None]
         found = [rates(name, before[name], after[name], passed, *profiles) for name in self._nodes]
         if profiles:
             found.append(rates(MACHINE, Counters(), Counters(), passed, *profiles))

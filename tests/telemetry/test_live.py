@@ -1,14 +1,16 @@
 """What `testbed top` shows, of invented readings and of a run."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from testbed.cli import app
-from testbed.cli.top import table
+from testbed.cli.top import COLUMNS, fitting, table
 from testbed.fabric.runs import find_run
 from testbed.telemetry.live import Counters, Live, interfaces_of, rates
 from testbed.telemetry.profile import Count, Profile, Samples
@@ -63,9 +65,41 @@ def test_rates():
     assert json.loads(json.dumps(found.to_dict()))["cpu"]["tcp"] == 0.2
 
 
-def test_a_table_has_a_line_for_each_node_even_without_samples():
-    found = [rates(name, Counters(), Counters(), 1.0) for name in ("h1", "h2")]
-    assert table("lab", found).row_count == 2
+def drawn(width: int, measured: bool = True) -> list[str]:
+    """The lines of a table of two nodes, one of them idle, on a terminal."""
+    after = Counters(sent_bytes=10**9, sent=10**6, received_bytes=10**9, segments=10**6)
+    found = [rates("h1", Counters(), after, 1.0, *([PROFILE] if measured else []))]
+    found += [rates("switch12", Counters(), Counters(), 1.0)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(table("lab", found, width, measured))
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", range(60, 261, 10))
+def test_a_table_fits_its_terminal(width: int):
+    lines = drawn(width)
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if line.strip().startswith(("h1", "switch12"))]) == 2
+    header = next(line for line in lines if "node" in line)
+    titles = [column.title for column in fitting(width)]
+    assert all(title in header for title in titles)  # none is folded or cut
+    numbers = next(line for line in lines if line.strip().startswith("h1"))
+    assert numbers.count("8000.0") == 2
+
+
+def test_80_columns_are_enough_for_cpu_time_and_rates():
+    titles = [column.title for column in fitting(80)]
+    assert {"node", "CPU %", "network", "programs", "rx Mb/s", "tx Mb/s", "again/s"} <= set(titles)
+    assert [column.title for column in fitting(300)] == [column.title for column in COLUMNS]
+    assert "a wider terminal, or --json, also has: " in " ".join(drawn(80))
+    assert "wider" not in " ".join(drawn(300))
+
+
+def test_a_node_that_does_nothing_is_idle_and_not_unknown():
+    idle = next(line for line in drawn(80) if "switch12" in line)
+    assert idle.split()[:2] == ["switch12", "0.0"]
+    unknown = next(line for line in drawn(80, measured=False) if "switch12" in line)
+    assert unknown.split()[:2] == ["switch12", "-"]
 
 
 @pytest.mark.parametrize("interval", ["0", "61"])
