@@ -18,8 +18,9 @@ from testbed.core.errors import SpecError
 from testbed.core.numbers import format_size
 from testbed.host import estimates
 from testbed.plan import FabricPlan, SimulatedFabricOptions
-from testbed.sim.calibration import hardware_named
+from testbed.sim.calibration import hardware_of
 from testbed.sim.hardware import Hardware
+from testbed.sim.options import SimulationOptions
 from testbed.sim.ring import SimulatedRing
 from testbed.sim.trace import Trace
 from testbed.sim.train_ring import TrainRing
@@ -38,7 +39,6 @@ class Options:
     """What to simulate.
 
     :param size: Bytes of the float32 tensor.
-    :param hardware: Name of a preset, or a file of ``testbed calibrate``.
     :param exact: Every frame by the reference model, with its payload, instead of trains.
     :param train: Most frames of a train; 0: as `TrainRing` chooses.
     :param trace: Where a trace in Chrome's format is written, if at all.
@@ -47,7 +47,7 @@ class Options:
     fabric: SimulatedFabricOptions
     collective: CollectiveOptions
     size: int
-    hardware: str = "10g"
+    hardware: SimulationOptions = SimulationOptions()
     exact: bool = False
     train: int = 0
     trace: Path | None = None
@@ -57,7 +57,6 @@ class Options:
 class Result:
     """What it took.
 
-    :param source: Where the hardware's figures are from.
     :param simulated: Seconds of the all-reduce.
     :param events: Of the simulation.
     :param seconds: By part: ``plan``, ``build``, ``run``.
@@ -67,7 +66,7 @@ class Result:
     """
 
     options: Options
-    source: str
+    hardware: Hardware
     simulated: float
     events: int
     frames: int
@@ -84,7 +83,13 @@ class Result:
             "fabric": options.fabric.model_dump(),
             "collective": options.collective.only(CollectiveOptions),
             "size": options.size,
-            "hardware": {"name": options.hardware, "source": self.source},
+            "hardware": {
+                "name": options.hardware.named,
+                "costs": options.hardware.costs,
+                "source": self.hardware.source,
+                "cpus": self.hardware.host.cores,
+                "cpus_are_shared": self.hardware.host.shared,
+            },
             "model": "frames" if options.exact else "trains",
             "simulated_seconds": self.simulated,
             "busbw_gb_per_s": ALL_REDUCE.busbw(options.size, self.simulated, options.fabric.hosts),
@@ -106,7 +111,7 @@ def measure(options: Options, tell: Callable[[str], None] = lambda text: None) -
     :raises CollectiveError: There was no progress for the timeout.
     :raises StorageError: The trace cannot be written.
     """
-    hardware = hardware_named(options.hardware, "--hardware")
+    hardware = hardware_of(options.hardware, "--")
     if not options.size:
         raise SpecError("--size: 0: must be at least 4 bytes, a float32")
     if not 0 <= options.train <= MAX_TRAIN:
@@ -131,7 +136,7 @@ def measure(options: Options, tell: Callable[[str], None] = lambda text: None) -
     events = ring.events
     return Result(
         options,
-        hardware.source,
+        hardware,
         simulated,
         events,
         sum(host.nic.frames for host in wiring.hosts),
@@ -203,8 +208,13 @@ def text_lines(result: Result) -> Iterator[str]:
     fabric = result.options.fabric
     yield (
         f"simulation, {found['model']}: {fabric.topology}, {fabric.hosts} hosts,"
-        f" {format_size(result.options.size)}, {result.options.hardware}"
+        f" {format_size(result.options.size)}, {result.options.hardware.named}"
     )
+    if result.hardware.host.shared:
+        yield (
+            f"hosts       share the {result.hardware.host.cores} CPUs of the machine that was"
+            " calibrated; --costs instead of --hardware gives each its own, and links"
+        )
     yield (
         f"all-reduce  {result.simulated * 1e3:.3f} ms simulated,"
         f" bus bandwidth {found['busbw_gb_per_s']:.3f} GB/s"

@@ -11,6 +11,7 @@ from testbed.cli import flags, options
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.comm.options import CollectiveOptions
 from testbed.plan import SimulatedFabricOptions
+from testbed.sim.options import SimulationOptions
 
 __all__ = ["register"]
 
@@ -32,6 +33,7 @@ def register(bench: typer.Typer) -> None:
         name="sim",
         epilog=options.examples(
             "testbed bench sim --topology fat-tree --hosts 1024 --size 64M --json",
+            "testbed bench sim --hosts 1024 --size 64M --hardware 25g --costs costs.json",
             "testbed bench sim --hosts 8 --size 1M --hardware 100g --exact",
             "testbed bench sim --hosts 4 --size 64K --exact --trace out.json",
             after="docs/simulation.md explains the models. Needs no root.",
@@ -42,12 +44,7 @@ def register(bench: typer.Typer) -> None:
 def sim(
     fabric: Annotated[SimulatedFabricOptions, flags.Of()] = SimulatedFabricOptions(),
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "64M",
-    hardware: Annotated[
-        str,
-        typer.Option(
-            help="Links and switches: 10g, 25g or 100g, by the links' rate; or a file of calibrate."
-        ),
-    ] = "10g",
+    hardware: Annotated[SimulationOptions, flags.Of()] = SimulationOptions(),
     exact: Annotated[
         bool,
         typer.Option(

@@ -13,7 +13,7 @@ from testbed.results import FaultLog, RunFolder, Table
 from testbed.run.faults import frame_columns
 from testbed.run.manifest import Output, facts, manifested
 from testbed.run.progress import Display
-from testbed.sim.calibration import hardware_named
+from testbed.sim.calibration import hardware_of
 from testbed.sim.faults import Faults
 from testbed.sim.group import Wanted, make_group
 from testbed.workloads.measures import RankEpoch
@@ -36,7 +36,7 @@ def simulate_into(
     """
     check_simulated(scenario)
     named = scenario.simulation.named
-    hardware = hardware_named(named, "simulation.hardware")
+    hardware = hardware_of(scenario.simulation, "simulation.")
     simulation = scenario.workload.simulate(scenario)
     plan = scenario.fabric.plan()
     rules = rules_of(scenario.faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from testbed.core.errors import SpecError
 from testbed.core.files import read_regular
 from testbed.core.tables import Table, checked, path_of
 from testbed.sim.hardware import Hardware, HostCosts, LinkModel
-from testbed.sim.presets import PRESETS
+from testbed.sim.options import SimulationOptions
+from testbed.sim.presets import HOST_OF_PRESETS, PRESETS
 
-__all__ = ["Calibration", "hardware_named", "read_calibration"]
+__all__ = ["Calibration", "hardware_of", "read_calibration"]
 
 _MOST = 1 << 20
 _VETH = LinkModel(rate=1e15, overhead=0)
@@ -38,33 +40,49 @@ class Calibration(Table):
     @property
     def hardware(self) -> Hardware:
         """The machine's namespaces, joined by veths."""
-        costs = HostCosts(
-            self.frame,
-            self.byte,
-            self.wakeup,
-            self.syscall,
-            self.prepare,
-            self.cores,
-            shared=True,
-        )
+        costs = replace(self.costs, cores=self.cores, shared=True)
+        return Hardware(costs, _VETH, source=self.source)
+
+    @property
+    def costs(self) -> HostCosts:
+        """What a host with such CPUs, and as many as hosts have by default, spends."""
+        return HostCosts(self.frame, self.byte, self.wakeup, self.syscall, self.prepare)
+
+    @property
+    def source(self) -> str:
+        """Where the figures are from."""
         commit, when = (self.provenance.get(key) for key in ("git_commit", "time"))
-        cpu = self.provenance.get("cpu")
-        return Hardware(costs, _VETH, source=f"testbed calibrate: {cpu}, {when}, {commit}")
+        return f"testbed calibrate: {self.provenance.get('cpu')}, {when}, {commit}"
 
 
-def hardware_named(name: str, key: str) -> Hardware:
-    """A preset, or the costs in a file of ``testbed calibrate``.
+def hardware_of(options: SimulationOptions, prefix: str) -> Hardware:
+    """The hardware that options name: a preset, whose hosts may have the costs in a file of
+    ``testbed calibrate`` instead; or the machine that such a file describes.
 
-    :param key: What the user has set, for the error.
-    :raises SpecError: It is neither.
+    :param prefix: What the user has set ends in an option's name, and begins with this.
+    :raises SpecError: There is no such hardware.
     """
+    name, costs = options.named, options.costs
     if name in PRESETS:
-        return PRESETS[name]
-    if not Path(name).exists():
+        preset = PRESETS[name]
+        if costs is None:
+            return preset
+        found = _read(costs, f"{prefix}costs", "a file of testbed calibrate")
+        links = preset.source.partition(HOST_OF_PRESETS)[0]
+        return replace(preset, host=found.costs, source=f"{links}host: {found.source}")
+    if costs is not None:
         raise SpecError(
-            f"{key}: {name!r}: must be {', '.join(PRESETS)}, or a file of testbed calibrate"
+            f"{prefix}costs: {costs!r}: must not be given, as {prefix}hardware is no preset, and"
+            " has costs of its own"
         )
-    return read_calibration(Path(name)).hardware
+    allowed = f"{', '.join(PRESETS)}, or a file of testbed calibrate"
+    return _read(name, f"{prefix}hardware", allowed).hardware
+
+
+def _read(name: str, key: str, allowed: str) -> Calibration:
+    if not Path(name).exists():
+        raise SpecError(f"{key}: {name!r}: must be {allowed}")
+    return read_calibration(Path(name))
 
 
 def read_calibration(path: Path) -> Calibration:

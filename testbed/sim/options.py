@@ -18,16 +18,29 @@ class SimulationOptions(Table):
         default=None,
         min_length=1,
         description=(
-            "hosts, links and switches: 10g, 25g or 100g, by the links' rate, or a file of testbed"
-            " calibrate; default: 10g"
+            "hosts, links and switches: 10g, 25g or 100g, by the links' rate; or a file of testbed"
+            " calibrate: the machine that it was measured on, whose CPUs all hosts share; default:"
+            " 10g"
+        ),
+    )
+    costs: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "what hosts cost instead, each with CPUs of its own: a file of testbed calibrate"
         ),
     )
 
     def located(self, folder: Path) -> Self:
-        """Return them with a file of hardware relative to a folder."""
-        if self.hardware is None or self.hardware in PRESETS:
-            return self
-        return self.model_copy(update={"hardware": str(folder / self.hardware)})
+        """Return them with files relative to a folder."""
+        files = {"hardware": self.hardware, "costs": self.costs}
+        return self.model_copy(
+            update={
+                key: str(folder / name)
+                for key, name in files.items()
+                if name is not None and name not in PRESETS
+            }
+        )
 
     @property
     def named(self) -> str:

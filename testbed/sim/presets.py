@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.sim.hardware import Hardware, HostCosts, LinkModel, SwitchModel
 
-__all__ = ["PRESETS", "REFERENCE_HOST"]
+__all__ = ["HOST_OF_PRESETS", "PRESETS", "REFERENCE_HOST"]
 
 REFERENCE_HOST = HostCosts(
     frame=0.9e-6, byte=0.16e-9, wakeup=5e-6, syscall=1e-6, prepare=0.16e-9, cores=2
@@ -17,7 +17,7 @@ byte, as memcpy moves 12 GB/s; the rest is the frame's. Wake-ups and system call
 #: 10 m of fibre: group index 1.468 (ITU-T G.652).
 _PROPAGATION = 10 * 1.468 / 299_792_458
 
-_HOST = "host: the reference machine (REFERENCE_HOST)"
+HOST_OF_PRESETS = "host: the reference machine (REFERENCE_HOST)"
 
 
 def _preset(gigabits: int, delay: float, buffer: float, source: str) -> Hardware:
@@ -25,7 +25,7 @@ def _preset(gigabits: int, delay: float, buffer: float, source: str) -> Hardware
         REFERENCE_HOST,
         LinkModel(rate=gigabits * 1e9, delay=_PROPAGATION),
         SwitchModel(delay=delay, buffer=buffer),
-        f"link: {gigabits} Gb/s Ethernet, 10 m; {source}; {_HOST}",
+        f"link: {gigabits} Gb/s Ethernet, 10 m; {source}; {HOST_OF_PRESETS}",
     )
 
 

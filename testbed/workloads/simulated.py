@@ -14,7 +14,7 @@ from testbed.core.tables import options
 from testbed.faults.rules import Rule
 from testbed.faults.spec import format_fault
 from testbed.plan import MAX_HOSTS, LargeFabricOptions
-from testbed.sim.calibration import hardware_named
+from testbed.sim.calibration import hardware_of
 from testbed.sim.group import SIMULATED, SimulatedGroup
 from testbed.workloads.registry import WORKLOADS
 
@@ -81,7 +81,7 @@ def check_simulated(scenario: Scenario) -> None:
     """
     if wrong := list(_unsupported(scenario)):
         raise SpecError("\n".join(wrong))
-    hardware_named(scenario.simulation.named, "simulation.hardware")
+    hardware_of(scenario.simulation, "simulation.")
     scenario.fabric.plan()
     scenario.workload.simulate(scenario).check()
 

@@ -53,6 +53,24 @@ def test_costs_may_come_from_a_file(tmp_path: Path) -> None:
     assert slower["simulated_seconds"] > 2 * found["simulated_seconds"]
 
 
+def test_the_costs_of_a_cpu_are_not_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({**COSTS, "cores": 2}))
+    arguments = ["--hosts", "64", "--size", "1M", "--json"]
+    shared = json.loads(bench(*arguments, "--hardware", str(path)))
+    own = json.loads(bench(*arguments, "--hardware", "25g", "--costs", str(path)))
+    preset = json.loads(bench(*arguments, "--hardware", "25g"))
+    assert (shared["hardware"]["cpus"], shared["hardware"]["cpus_are_shared"]) == (2, True)
+    assert (own["hardware"]["cpus"], own["hardware"]["cpus_are_shared"]) == (2, False)
+    assert own["hardware"]["source"].startswith("link: 25 Gb/s Ethernet, 10 m; switch: Arista")
+    assert own["hardware"]["source"].endswith("; host: testbed calibrate: Z80, today, abc")
+    # 64 hosts on two CPUs wait for each other, and 64 with two each do not.
+    assert shared["simulated_seconds"] > 10 * own["simulated_seconds"]
+    assert own["simulated_seconds"] != preset["simulated_seconds"]
+    lines = bench(*arguments[:-1], "--hardware", str(path)).splitlines()
+    assert lines[1].startswith("hosts       share the 2 CPUs of the machine that was calibrated")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -105,6 +123,12 @@ def test_lines_for_people() -> None:
         (
             ["--hardware", "40g"],
             "--hardware: '40g': must be 10g, 25g, 100g, or a file of testbed calibrate",
+        ),
+        (["--costs", "none.json"], "--costs: 'none.json': must be a file of testbed calibrate"),
+        (
+            ["--hardware", "a.json", "--costs", "b.json"],
+            "--costs: 'b.json': must not be given, as --hardware is no preset, and has costs of its"
+            " own",
         ),
         (["--size", "0"], "--size: 0: must be at least 4 bytes, a float32"),
         (["--train", "65537"], "--train: 65537: must be 0 to 65536 frames"),
