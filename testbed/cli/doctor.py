@@ -1,12 +1,19 @@
 """``testbed doctor``: what this machine can do, and how to fix what is missing."""
 
 import dataclasses
+from typing import Annotated
 
 import typer
 
 from testbed.cli import options
+from testbed.core.numbers import Real
 
-COLOURS = {"OK": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
+COLOURS = {
+    "OK": typer.colors.GREEN,
+    "WARN": typer.colors.YELLOW,
+    "FAIL": typer.colors.RED,
+    "SLOW": typer.colors.MAGENTA,
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -15,6 +22,14 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            parser=options.number(Real(1, 86_400)),
+            help="Time limit of each command that a probe runs; 1 to 86400.",
+        ),
+    ] = 60,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
     out: options.Out = None,
@@ -22,13 +37,14 @@ def doctor(
     """Try every capability that the testbed uses, and say how to fix what is missing.
 
     One line per capability: OK; WARN if something optional is missing; FAIL if the testbed cannot
-    work without it. The exit status is 1 after a FAIL.
+    work without it; SLOW if trying it took too long, so that it is not known. The exit status is 1
+    after a FAIL.
     """
     from testbed.probes import PROBES, Finding, findings
 
     width = max(map(len, PROBES))
     found: list[Finding] = []
-    for finding in findings():
+    for finding in findings(timeout):
         found.append(finding)
         if not json:
             level = typer.style(f"{finding.level:4}", fg=COLOURS[finding.level], bold=True)
@@ -39,6 +55,7 @@ def doctor(
         {"findings": [dataclasses.asdict(finding) for finding in found], "counts": counts}
     )
     if not json:
-        typer.echo(f"{counts['OK']} OK, {counts['WARN']} WARN, {counts['FAIL']} FAIL")
+        shown = [f"{count} {level}" for level, count in counts.items() if count or level != "SLOW"]
+        typer.echo(", ".join(shown))
     if counts["FAIL"]:
         raise typer.Exit(1)

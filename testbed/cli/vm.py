@@ -145,7 +145,7 @@ def run_tests(
 
 @vm.command(epilog=options.examples("testbed vm doctor", "testbed vm doctor --json >kernels.json"))
 def doctor(
-    timeout: Limit = 600,
+    timeout: Limit = 3600,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
     out: options.Out = None,
@@ -153,7 +153,8 @@ def doctor(
     """Say what this machine's kernel can do, and what those can that are set up, as a Markdown
     table.
 
-    Below it, each kernel's words for what it cannot do.
+    Below it, each kernel's words for what it cannot do. Without KVM each takes minutes, and its
+    probes have as long as they need.
     """
     import io
     from json import loads
@@ -161,9 +162,11 @@ def doctor(
     from testbed.probes import findings
     from testbed.vm import SERIES, VmError, find_image
 
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor", "--json"]
+    doctor = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor"]
+    command = [*doctor, "--json", "--timeout", f"{timeout:g}"]
     found = {platform.release(): [dataclasses.asdict(finding) for finding in findings()]}
     for series in SERIES:
+        typer.echo(f"# trying what Linux {series} can do", err=True)
         printed, said = io.BytesIO(), io.BytesIO()
         _run(series, command, timeout, [], printed, said)
         try:

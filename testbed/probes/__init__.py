@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from testbed.plan import MAX_LINEAR_MTU
 from testbed.probes import bpf, machine, software, wires
-from testbed.probes.finding import Finding, Level, Probe
+from testbed.probes.finding import LIMIT, Finding, Level, Probe
 
 __all__ = ["PROBES", "TIERS", "Finding", "Level", "find", "findings", "lacking"]
 
@@ -115,8 +115,14 @@ def find(name: str) -> Finding:
     return probe.run({needed: find(needed) for needed in probe.needs})
 
 
-def findings() -> Iterator[Finding]:
-    """Run all probes, each after those that it needs."""
+def findings(limit: float | None = None) -> Iterator[Finding]:
+    """Run all probes, each after those that it needs.
+
+    :param limit: Seconds that each command of a probe may take; one that takes longer says nothing
+        of the capability.
+    """
+    if limit is not None:
+        LIMIT.set(limit)
     return map(find, PROBES)
 
 

@@ -6,24 +6,29 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from testbed.core.errors import TestbedError
 from testbed.core.logs import logger_of, timed
 
-__all__ = ["Finding", "Level", "Missing", "Probe", "command"]
+__all__ = ["LIMIT", "Finding", "Level", "Missing", "Probe", "command"]
 
 logger = logger_of(__name__)
 
-_TIMEOUT = 60  # seconds that a command may take
+LIMIT: ContextVar[float] = ContextVar("LIMIT", default=60.0)
+"""Seconds that a command of a probe may take."""
 
 
 class Level(enum.StrEnum):
-    """The state of a capability: present, missing but optional, or missing and needed."""
+    """The state of a capability: present, missing but optional, missing and needed, or not known,
+    because trying it took too long.
+    """
 
     OK = "OK"
     WARN = "WARN"
     FAIL = "FAIL"
+    SLOW = "SLOW"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Missing(TestbedError):
         self.remedy = remedy
 
 
+class TooSlow(TestbedError):
+    """What was tried did not end in time, which does not say that it cannot be."""
+
+
 @dataclass(frozen=True)
 class Probe:
     """One capability, tested by using it, never by a version number.
@@ -86,12 +95,16 @@ class Probe:
         """
         blocked = [name for name in self.needs if earlier[name].level is not Level.OK]
         if blocked:
-            why = f"not tried, because it needs {', '.join(blocked)}"
-            return replace(self._missing(why, earlier[blocked[0]].remedy), blocked=True)
+            why, first = f"not tried, because it needs {', '.join(blocked)}", earlier[blocked[0]]
+            if all(earlier[name].level is Level.SLOW for name in blocked):
+                return Finding(self.name, Level.SLOW, why, first.remedy, blocked=True)
+            return replace(self._missing(why, first.remedy), blocked=True)
         try:
             with timed(logger, logging.INFO, "%s", self.name):
                 detail = self.check()
             return Finding(self.name, Level.OK, detail)
+        except TooSlow as slow:
+            return Finding(self.name, Level.SLOW, str(slow), "testbed doctor --timeout 600")
         except Missing as missing:
             return self._missing(str(missing), missing.remedy or self.remedy)
         except (TestbedError, OSError, ImportError, subprocess.SubprocessError) as error:
@@ -118,7 +131,9 @@ def command(
     """Run a command in the calling thread's namespaces and return its standard output.
 
     :raises Missing: There is no such command, or it failed; the text is its output.
+    :raises TooSlow: It did not end within `LIMIT`.
     """
+    limit = LIMIT.get()
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")
     try:
@@ -129,13 +144,13 @@ def command(
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=_TIMEOUT,
+                timeout=limit,
                 check=False,
                 encoding="utf-8",
                 errors="replace",
             )
     except subprocess.TimeoutExpired as error:
-        raise Missing(f"{arguments[0]} did not end within {_TIMEOUT} s") from error
+        raise TooSlow(f"{arguments[0]} did not end within {limit:g} s") from error
     if done.returncode:
         raise Missing(summary(done.stderr or f"{arguments[0]} exited with {done.returncode}"))
     return done.stdout

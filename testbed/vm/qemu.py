@@ -5,6 +5,7 @@ and the command's own output and exit status.
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,7 +150,9 @@ def run_in_vm(
 
 
 def _environment(chosen: Mapping[str, str]) -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/root", **chosen}
+    """This process's programs come first, so that a command finds the same testbed."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    return {"PATH": path, "HOME": "/root", **chosen}
 
 
 class _Output(Closing):

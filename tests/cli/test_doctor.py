@@ -15,7 +15,7 @@ from tests.support.command import PROGRAM, run_testbed
 def test_one_line_a_capability() -> None:
     done = run_testbed("doctor")
     *lines, totals = done.stdout.splitlines()
-    found = [re.match(r"(OK  |WARN|FAIL)  (.+?)  +\S", line) for line in lines]
+    found = [re.match(r"(OK  |WARN|FAIL|SLOW)  (.+?)  +\S", line) for line in lines]
     assert [match and match[2] for match in found] == list(PROBES)
     counts = [sum(line.startswith(level) for line in lines) for level in ("OK", "WARN", "FAIL")]
     assert totals == "{} OK, {} WARN, {} FAIL".format(*counts)

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.core.errors import KernelError
 from testbed.probes import PROBES, TIERS, Finding, Level, Probe, find, lacking, machine, wires
-from testbed.probes.finding import Missing, command, summary
+from testbed.probes.finding import LIMIT, Missing, command, summary
 from testbed.probes.netns import Namespace
 
 
@@ -75,6 +75,27 @@ def test_a_probe_whose_needs_are_missing_is_not_tried() -> None:
     assert probe.run(earlier) == Finding(
         "x", Level.FAIL, "not tried, because it needs root", "sudo", blocked=True
     )
+
+
+def test_what_takes_too_long_is_not_missing() -> None:
+    def sleep() -> str:
+        return command(["sleep", "1000"])
+
+    limit = LIMIT.set(0.01)
+    try:
+        slow = Probe("x", sleep, "general", purpose="tables").run({})
+    finally:
+        LIMIT.reset(limit)
+    why, remedy = "sleep did not end within 0.01 s", "testbed doctor --timeout 600"
+    assert slow == Finding("x", Level.SLOW, why, remedy)
+    needs = Probe("y", lambda: pytest.fail("was tried"), "general", needs=("x", "root"))
+    root = Finding("root", Level.OK, "yes")
+    why = "not tried, because it needs x"
+    assert needs.run({"x": slow, "root": root}) == Finding(
+        "y", Level.SLOW, why, remedy, blocked=True
+    )
+    missing = Finding("root", Level.FAIL, "no", "sudo")
+    assert needs.run({"x": slow, "root": missing}).level is Level.FAIL
 
 
 def test_a_failed_commands_own_words_are_reported() -> None:

@@ -3,11 +3,13 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from testbed.vm import SERIES, VmDied, VmTimeout, find_image, run_in_vm
+from testbed.vm.qemu import _environment
 from tests.support.command import PROGRAM, call_testbed, run_testbed
 from tests.support.waiting import wait_until
 
@@ -58,6 +60,23 @@ def test_status_streams_and_files(tmp_path, series):
     assert lines == [str(shared), "a 'word' 2", "lost", "no input"]
     assert (shared / "kept").read_text() == "kept\n"
     assert not (tmp_path / "lost").exists()
+
+
+@with_vm
+def test_a_guest_finds_the_same_testbed(tmp_path):
+    status, stdout, stderr = run(tmp_path, "testbed", "--version")
+    assert (status, stderr) == (0, "")
+    assert stdout.startswith("testbed ")
+
+
+def test_the_guests_path_begins_with_this_testbeds_programs(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # as sudo sets it
+    here = str(Path(sys.executable).parent)
+    assert _environment({"TESTBED_X": "1"}) == {
+        "PATH": f"{here}:/usr/bin:/bin",
+        "HOME": "/root",
+        "TESTBED_X": "1",
+    }
 
 
 @with_vm
