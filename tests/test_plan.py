@@ -21,7 +21,10 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 ERRORS = [
-    ({"topology": "mesh"}, 'topology: "mesh": must be star, ring, leaf-spine or fat-tree'),
+    (
+        {"topology": "mesh"},
+        'topology: "mesh": must be star, ring, leaf-spine, fat-tree or module:Class',
+    ),
     ({"switch": "ovs"}, 'switch: "ovs": must be bridge or xdp'),
     ({"hosts": 0}, "hosts: 0: must be 1 to 32"),
     ({"hosts": 33}, "hosts: 33: must be 1 to 32"),

@@ -71,7 +71,8 @@ def test_every_name_has_its_object(registry: Registry[object]) -> None:
         registry["nonsense"]
     assert (
         str(caught.value)
-        == f"{registry.noun} 'nonsense' does not exist: must be one of {', '.join(registry)}"
+        == f"{registry.noun} 'nonsense' does not exist: must be one of {', '.join(registry)},"
+        " or module:Class"
     )
 
 

@@ -4,6 +4,7 @@ Verb modules import heavy packages (torch, pandas, Mininet) inside their functio
 ``--help`` answers at once. They check usage first, then for root, and only then create anything.
 """
 
+import difflib
 import errno
 import importlib
 import os
@@ -139,6 +140,9 @@ def main() -> NoReturn:
             flag for each in context.command.params for flag in each.opts
         }:
             fail(f"unknown option {option}: renamed to {now}", error.exit_code)
+        # The nearest by spelling need not be near: --trace is no word for --backend.
+        if near := getattr(error, "possibilities", None):
+            error.possibilities = difflib.get_close_matches(option, near, cutoff=0.75)  # type: ignore[attr-defined]
         text = " ".join(error.format_message().removesuffix(".").split())
         fail(
             f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "",

@@ -12,6 +12,7 @@ from testbed.cli.bench_options import Factor, Figure, Iterations, Telemetry, War
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import DATATYPES, OPS, CollectiveOptions
+from testbed.core.registry import OTHERS
 from testbed.plan import FabricOptions
 from testbed.telemetry.options import TelemetryOptions
 
@@ -58,7 +59,7 @@ def _verb(operation: Operation) -> Callable[..., None]:
     def verb(
         fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
         backends: Annotated[
-            str, typer.Option(help=f"Comma-separated: any of {', '.join(BACKENDS)}.")
+            str, typer.Option(help=f"Comma-separated: any of {', '.join(BACKENDS)}, {OTHERS}.")
         ] = "xdp-ring,tcp-ring,gloo,mpi",
         minimum: Annotated[
             str,

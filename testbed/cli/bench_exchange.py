@@ -14,6 +14,7 @@ from testbed.cli import flags, options
 from testbed.cli.bench_options import Factor, Figure, Iterations, Telemetry, Warmup
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.core.numbers import Whole
+from testbed.core.registry import OTHERS
 from testbed.exchange.options import ExchangeOptions
 from testbed.exchange.registry import EXCHANGES
 from testbed.plan import FabricOptions
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}.")]
+Exchanges = Annotated[
+    str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}, {OTHERS}.")
+]
 # Each exchange has other values than the previous one, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)

@@ -78,7 +78,8 @@ def sim(
     """Simulate one all-reduce by xdp-ring, and report how fast the simulation is: events per
     second, memory, and what was busy.
 
-    Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
+    Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30. Where hosts have CPUs and links of their
+    own, more frames in flight help: so the window is 64 here, and that of bench allreduce 8.
     """
     from testbed.bench import simulation
     from testbed.bench.sizes import parse_size

@@ -133,6 +133,8 @@ def run(
         command += ["--fault", fault]
     if fault_seed is not None:
         command += ["--fault-seed", str(fault_seed)]
+    if bench:
+        command += ["--bench", str(bench)]
     report, checks = play(scenario, out, overwrite, json, command, measured)
     show(out, report, checks, json)
     if not all(check.passed for check in checks):
@@ -212,5 +214,6 @@ def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
             f"from {check.reference}, allowed {check.tolerance:g}"
         )
     sys.stdout.flush()
-    typer.echo(f"next: {next_steps(run)[0].command}")
+    for step in next_steps(run)[:1]:
+        typer.echo(f"next: {step.command}")
     typer.echo(f"report: {shlex.quote(str(report))}")

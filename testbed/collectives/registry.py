@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from testbed.comm.entry import Entry, entry_of
 from testbed.comm.options import DATATYPES, NUMBERS, OPS
 from testbed.core.errors import SpecError
-from testbed.core.registry import Registry, load
+from testbed.core.registry import OTHERS, Registry, load
 
 if TYPE_CHECKING:
     from testbed.comm.backend import Backend
@@ -65,7 +65,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     for name in chosen:
         BACKENDS[name]
     if not chosen:
-        raise SpecError(f"no backend given: must be one or more of {', '.join(BACKENDS)}")
+        raise SpecError(f"no backend given: must be one or more of {', '.join(BACKENDS)}, {OTHERS}")
     return chosen
 
 

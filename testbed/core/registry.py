@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from testbed.core.errors import SpecError
 from testbed.core.numbers import shown
 
-__all__ = ["Listed", "Registry", "load", "look_in"]
+__all__ = ["OTHERS", "Listed", "Registry", "load", "look_in"]
 
 T = TypeVar("T")
 
@@ -22,6 +22,10 @@ FOLDERS = "TESTBED_MODULES"
 """Environment: folders of users' modules, behind all others; processes that are started from here
 look there, too.
 """
+
+
+OTHERS = "module:Class"
+"""The form of names that no registry has."""
 
 
 def look_in(folder: Path) -> None:
@@ -155,7 +159,8 @@ class Registry(Generic[T]):
             return cast("T", load(found)) if isinstance(found, str) else found
         if name not in self:
             raise SpecError(
-                f"{self.noun} {shown(name)} does not exist: must be one of {', '.join(self)}"
+                f"{self.noun} {shown(name)} does not exist: must be one of {', '.join(self)},"
+                f" or {OTHERS}"
             )
         entry = self._installed.get(name)
         try:

@@ -27,7 +27,7 @@ from pydantic_core import (
 
 from testbed.core.errors import SpecError
 from testbed.core.numbers import cut
-from testbed.core.registry import Registry
+from testbed.core.registry import OTHERS, Registry
 from testbed.core.renamed import renamed
 
 __all__ = [
@@ -225,7 +225,9 @@ def explain(
                 write([*place, "name"]), context["tag"], options(context["known"]), context["known"]
             )
         case "unknown_name":
-            return wrong(write(place), value, options(context["known"]), context["known"])
+            return wrong(
+                write(place), value, options([*context["known"], OTHERS]), context["known"]
+            )
         case "bad_object":
             return f"{write(place)} {show(value)}: {context['text']}"
         case "value_error":  # our own validators: their texts start with the key
@@ -310,6 +312,8 @@ def _range(constraints: Sequence[Any]) -> str | None:
 
 def allowed(field: FieldInfo) -> str | None:
     """Return what a field allows, for a help text; None if its type says everything."""
+    if any(isinstance(constraint, Named) for constraint in field.metadata):
+        return options([*choices(field), OTHERS])
     return options(names) if (names := choices(field)) else _range(field.metadata)
 
 

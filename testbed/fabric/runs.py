@@ -200,6 +200,7 @@ def find_run(run_id: str | None = None, root: Path = ROOT, *, kept: bool = True)
         raise FabricError(f"no run is up; `testbed up` starts one{hint}")
     if len(found) > 1:
         raise FabricError(
-            f"several runs are up; name one of {', '.join(run.run_id for run in found)}"
+            "several runs are up: name one, as the argument RUN or with --run:"
+            f" {', '.join(run.run_id for run in found)}"
         )
     return found[0]

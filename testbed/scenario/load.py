@@ -25,6 +25,13 @@ __all__ = ["add_faults", "load_scenario", "override", "parse_scenario", "read_ta
 LARGEST = 64 << 10  # bytes of a scenario file; tomllib takes time that grows with their square
 
 
+ARRAYS = {
+    "faults": "an array of faults, such as [] or ['drop p=0.01']",
+    "programs": "an array of tables, such as [] or [{host = 'h1', file = 'a.bpf.c'}]",
+}
+"""What a scenario has besides tables."""
+
+
 def read_table(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
@@ -47,8 +54,8 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply overrides of the form ``table.key=value`` and return the changed copy.
 
     The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); anything that is not TOML is taken
-    as a string, so that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which
-    is not a table, is replaced as a whole: ``faults=[]`` clears it.
+    as a string, so that ``fabric.switch=bridge`` needs no quotes inside quotes. What is no table,
+    but an array, is replaced as a whole: ``faults=[]`` clears it.
 
     :raises SpecError: A setting does not have this form.
     """
@@ -58,11 +65,11 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         target, equals, text = setting.partition("=")
         name, dot, key = target.strip().partition(".")
-        whole = name == "faults" and not dot
+        whole = name in ARRAYS and not dot
         if not equals or not name or not (key or whole):
             raise SpecError(
                 f"--set {shown(setting)}: must be table.key=value, such as training.epochs=2, or"
-                " faults=[...]"
+                f" {' or '.join(f'{each}=[...]' for each in ARRAYS)}"
             )
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
@@ -72,10 +79,7 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
             value = text.strip()
         if whole:
             if not isinstance(value, list):
-                raise SpecError(
-                    f"--set {shown(setting)}: must be an array of faults, such as [] or ['drop"
-                    " p=0.01']"
-                )
+                raise SpecError(f"--set {shown(setting)}: must be {ARRAYS[name]}")
             changed[name] = value
             continue
         section = changed.setdefault(name, {})

@@ -40,7 +40,8 @@ def test_turns_share_the_iterations():
         ({"sizes": [4, 1 << 33]}, "-e: 8G: must be at most 8589934588 bytes, 2^31 - 1 elements"),
         (
             {"backends": ["nccl"]},
-            "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi",
+            "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi, or"
+            " module:Class",
         ),
     ],
 )

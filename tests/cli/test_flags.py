@@ -119,7 +119,10 @@ def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
         (["--affinity", "core"], '--affinity: "core": must be none, rank or one'),
         (["--mtu", "100"], "--mtu: 100: must be 576 to 65535"),
         (["--offload", "no"], '--offload: "no": must be on or off'),
-        (["--topology", "mesh"], '--topology: "mesh": must be star, ring, leaf-spine or fat-tree'),
+        (
+            ["--topology", "mesh"],
+            '--topology: "mesh": must be star, ring, leaf-spine, fat-tree or module:Class',
+        ),
     ],
 )
 def test_options_of_a_bench_are_refused_by_their_flags(arguments: list[str], text: str) -> None:

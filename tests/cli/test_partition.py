@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     [
         (
             ["--policy", "cvd"],
-            '--policy: "cvd": must be eec, oec, iec, .* or metis; did you mean cvc',
+            '--policy: "cvd": must be eec, oec, iec, .*, metis or module:Class; did you mean cvc',
         ),
         (
             ["--policy", "eec,cvc", "--out", "/nowhere/out"],

@@ -108,8 +108,8 @@ try:
 except SpecError as error:
     print(error, flush=True)
 else:
-    print("mine", flush=True)
     folder.write_manifest({})
+    print("mine", flush=True)
 sys.stdin.readline()
 """
 

@@ -87,7 +87,8 @@ def test_its_schema_is_its_own() -> None:
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
         (
             {"summing": {"backends": ["udp"]}},
-            'scenario: summing.backends[0] = "udp": must be xdp-ring, tcp-ring, gloo or mpi',
+            'scenario: summing.backends[0] = "udp": must be xdp-ring, tcp-ring, gloo, mpi or'
+            " module:Class",
         ),
         (
             {"model": {}},
