@@ -243,7 +243,7 @@ def piece_grid(table: pd.DataFrame, pieces: Mapping[str, Piece]) -> Grid:
         piece = pieces.get(name) or Piece(str(name).replace("_", "-"), "", "")
         label = f"{piece.title}, {unit}"
         texts = [
-            f"{number(value * scale)} ({value / whole:.0%})" if whole else "none"
+            f"{number(value * scale)} ({value / whole:.0%})" if value else "0"
             for value, whole in zip(table[name], wholes, strict=True)
         ]
         rows.append((label, texts))
