@@ -6,7 +6,7 @@
  * for types that are only declared. So each type that no other type contains is named here once.
  */
 #include "shared/additions_abi.h"
-#include "shared/adjacency_native_abi.h"
+#include "shared/rows_native_abi.h"
 #include "shared/capture_abi.h"
 #include "shared/delay_abi.h"
 #include "shared/fault_abi.h"
@@ -120,8 +120,10 @@ KEEP(enum mesh_step);
 KEEP(enum mesh_outcome);
 KEEP(struct mesh_peer);
 KEEP(struct mesh);
+KEEP(enum row_lanes);
 KEEP(enum adjacency_sum);
 KEEP(struct adjacency);
+KEEP(struct row_source);
 
 KEEP(enum partition_size);
 KEEP(enum partition_owner);

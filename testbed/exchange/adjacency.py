@@ -1,20 +1,85 @@
-"""`Adjacency`: aggregates received rows into those of this rank's vertices, in user space."""
+"""Rows as they travel, and `Adjacency`, which aggregates received rows into those of this rank's
+vertices, in user space.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.exchange.halo import Halo
 from testbed.kernel.abi import Struct, constant
 from testbed.native import load
 
 if TYPE_CHECKING:
     from testbed.exchange.interface import Aggregation, Embeddings
 
-__all__ = ["Adjacency"]
+__all__ = ["LARGE", "Adjacency", "RowFormat", "RowLanes", "row_source"]
+
+RowLanes = Literal["float32", "bfloat16", "int16"]
+"""How the elements of a row travel."""
+
+LARGE = 2.0**108
+"""Magnitudes from which on sums of float32 may pass through infinity, so that they are formed in
+float64 (``rows.h``).
+"""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """The shape of rows in a message; ``bpf/shared/rows_native_abi.h`` describes it.
+
+    :param stepped: Each row has a step, a power of two by which its lanes are multiplied: all rows
+        of int16 have one; others, if they may be sums that are too large for a float32.
+    """
+
+    lanes: RowLanes
+    dim: int
+    stepped: bool
+
+    @classmethod
+    def of(cls, lanes: RowLanes, dim: int, halo: Halo) -> RowFormat:
+        """Return the format of an exchange's rows."""
+        return cls(lanes, dim, lanes == "int16" or halo.sums is not None)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, without its step."""
+        return (self.dim * (4 if self.lanes == "float32" else 2) + 3) // 4 * 4
+
+    def message_bytes(self, rows: int) -> int:
+        """Bytes of a message with so many rows."""
+        return rows * (self.row_bytes + 4 * self.stepped)
+
+    def tag(self, aggregation: Aggregation) -> int:
+        """Return 16 bits that differ for formats that are used differently."""
+        kind = f"{self} {aggregation}"
+        return zlib.crc32(kind.encode()) & 0xFFFF
+
+    @property
+    def number(self) -> int:
+        """``enum row_lanes``."""
+        return constant(f"ROW_{self.lanes.upper()}")
+
+
+def row_source(form: RowFormat, halo: Halo, aggregation: Aggregation) -> Struct:
+    """What a rank sends, for native code: ``struct row_source``. The halo must outlive it."""
+    sums = halo.sums
+    return Struct(
+        "row_source",
+        lanes=form.number,
+        dim=form.dim,
+        row_bytes=form.row_bytes,
+        sum=constant(f"ADJACENCY_{aggregation.upper()}"),
+        indptr=0 if sums is None else sums.indptr.ctypes.data,
+        indices=0 if sums is None else sums.indices.ctypes.data,
+        weights=0 if sums is None or sums.weights is None else sums.weights.ctypes.data,
+    )
 
 
 class Adjacency:
@@ -28,6 +93,8 @@ class Adjacency:
     :param weights: float32, one per entry of `indices`, or None: only for ``weighted``.
     :param dim: Columns of that matrix.
     :param places: uint64: the address of each row, if rows are not in a matrix.
+    :param form: The format of rows that are in a message; their `offsets`, uint32, in units of 4
+        bytes, one per source; and their `steps`, float32, one per source, if they have any.
     """
 
     def __init__(
@@ -38,16 +105,15 @@ class Adjacency:
         dim: int,
         aggregation: Aggregation,
         places: NDArray[np.uint64] | None = None,
+        form: RowFormat | None = None,
+        offsets: NDArray[np.uint32] | None = None,
+        steps: NDArray[np.float32] | None = None,
     ) -> None:
-        self._arrays = (
-            indptr,
-            indices,
-            weights,
-            places,
-        )  # kept alive because the structure points to them
-        self._how = constant(f"ADJACENCY_{aggregation.upper()}")
+        by_index = None if offsets is None else np.ascontiguousarray(offsets[indices])
+        # Kept alive because the structure points to them.
+        self._arrays = indptr, indices, weights, places, by_index, steps
         self._call = load("aggregate").aggregate
-        self._call.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
+        self._call.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p]
         self._call.restype = None
         self._struct = Struct(
             "adjacency",
@@ -57,13 +123,22 @@ class Adjacency:
             indices=indices.ctypes.data,
             weights=0 if weights is None else weights.ctypes.data,
             places=0 if places is None else places.ctypes.data,
+            offsets=0 if by_index is None else by_index.ctypes.data,
+            lanes=constant("ROW_FLOAT32") if form is None else form.number,
+            sum=constant(f"ADJACENCY_{aggregation.upper()}"),
+            steps=0 if steps is None else steps.ctypes.data,
         )
 
-    def aggregate(self, rows: Embeddings | None, out: Embeddings) -> None:
-        """Aggregate rows; both matrices are C-contiguous float32 with `dim` columns.
+    def aggregate(
+        self, rows: NDArray[np.generic] | None, out: Embeddings, large: bool = False
+    ) -> None:
+        """Aggregate rows.
 
-        :param rows: None: rows are at `places`.
-        :param out: Shape (n, dim): 0 (``max``: -inf) for a target without sources.
+        :param rows: A C-contiguous float32 matrix with `dim` columns, or the memory in which
+            `offsets` lead to rows; None: rows are at `places`.
+        :param out: C-contiguous float32 of shape (n, dim): 0 (``max``: -inf) for a target without
+            sources.
+        :param large: Some magnitudes are `LARGE` or more.
         """
         source = None if rows is None else rows.ctypes.data
-        self._call(self._struct.address, self._how, source, out.ctypes.data)
+        self._call(self._struct.address, large, source, out.ctypes.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,14 +100,18 @@ class ExchangeSpec:
 
 
 class Exchange(Collective[ExchangeSpec]):
-    """One direction of one layer; all ranks call `connect` and `aggregate` together."""
+    """One direction of one layer; all ranks call `connect` and `aggregate` together.
+
+    :cvar forms: Whether partial sums are formed before `_aggregate`, instead of by it.
+    """
 
     PHASES = PHASES
+    forms: ClassVar[bool] = True
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
         sums = spec.halo.sums
-        if sums is not None:
+        if sums is not None and self.forms:
             self._forms = Adjacency(
                 sums.indptr, sums.indices, sums.weights, spec.dim, spec.aggregation
             )
@@ -135,7 +139,7 @@ class Exchange(Collective[ExchangeSpec]):
         if np.may_share_memory(out, x):
             raise SpecError("aggregate: out overlaps x: must be memory of its own")
         rows = np.asarray(x)
-        if self.spec.halo.sums is not None:
+        if self.spec.halo.sums is not None and self.forms:
             started = time.perf_counter()
             self._forms.aggregate(rows, self._rows)
             self._phases["aggregate"] += time.perf_counter() - started
@@ -148,7 +152,7 @@ class Exchange(Collective[ExchangeSpec]):
         """Implement `aggregate` for checked arrays.
 
         :param x: The rows to which the halo's positions refer: `Halo.sums` of the embeddings, or
-            the embeddings themselves.
+            the embeddings themselves; without `forms`, the embeddings.
         """
 
     def measures(self) -> dict[str, float]:

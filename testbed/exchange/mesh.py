@@ -2,8 +2,7 @@
 over them.
 
 There is one connection per pair, opened once. The loop is C (``testbed/native/mesh.c``): it
-gathers, sends and receives for all peers at once, and stores received rows directly in their place
-in the matrix of halo vertices.
+packs, sends and receives for all peers at once, and stores what it receives where it is added up.
 
 A rank that gives up sends a note with the rank at fault on all its connections, so that the others
 name the same rank, and not the one that closed its connection. Before it blames a rank for being
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from testbed import native
 from testbed.comm.rendezvous import Rendezvous
 from testbed.core.closing import Closing
+from testbed.exchange.adjacency import RowFormat, row_source
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.kernel.abi import Struct, constant, dtype
 
@@ -60,13 +60,29 @@ class Mesh(Closing):
 
     :param name: The exchange's, for errors.
     :param pull: Whether rows are requested by the numbers of their vertices, or sent unrequested.
-    :param matrix: Shape (halo vertices, dim), C-contiguous: where the rows of others go.
+    :param form: How rows travel.
     :raises CollectiveError: A peer did not connect within the group's ``connect_timeout``; the text
         names it.
     """
 
-    def __init__(self, name: str, spec: ExchangeSpec, pull: bool, matrix: Embeddings) -> None:
+    def __init__(self, name: str, spec: ExchangeSpec, pull: bool, form: RowFormat) -> None:
         halo, group = spec.halo, spec.group
+        counts = [len(source) for source in halo.sources]
+        starts = np.cumsum([0, *(_region(form, count) for count in counts)])
+        #: What has arrived: a message of each rank.
+        self.memory: NDArray[np.uint8] = np.zeros(int(starts[-1]), np.uint8)
+        places = [
+            start + form.row_bytes * np.arange(count)
+            for start, count in zip(starts[:-1], counts, strict=True)
+        ]
+        #: uint32: where each halo row is in it, in units of 4 bytes.
+        self.offsets = (np.concatenate(places) // 4).astype(np.uint32)
+        #: float32: the step of each halo row, as of the latest `exchange`; None: rows have none.
+        self.steps = np.ones(halo.num_halo, np.float32) if form.stepped else None
+        self._trailers = [
+            self.memory[start + form.row_bytes * count :][: 4 * (form.stepped * count + 1)]
+            for start, count in zip(starts[:-1], counts, strict=True)
+        ]
         after = [
             (group.rank + step) % group.size for step in range(1, group.size)
         ]  # not all begin with rank 0
@@ -91,66 +107,58 @@ class Mesh(Closing):
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._peers = np.zeros(len(self._ranks), dtype("mesh_peer"))
         self._positions = _positions(halo.numbers) if pull else np.empty(0, np.int32)
-        row_bytes = 4 * spec.dim
+        self._source = row_source(form, halo, spec.aggregation)
         self._mesh = Struct(
             "mesh",
             peers=len(self._ranks),
             pull=pull,
             timeout_ms=int(patience * 1e3),
-            row_bytes=row_bytes,
-            chunk_rows=CHUNK_BYTES // row_bytes,
+            source=self._source.value,
+            stepped=form.stepped,
+            tag=form.tag(spec.aggregation),
+            chunk_rows=CHUNK_BYTES // form.row_bytes,
             positions=self._positions.ctypes.data,
             vertices=len(self._positions),
             peer=self._peers.ctypes.data,
         )
         #: Whether any peer needs a vertex of this rank's.
         self.sends = any(map(len, halo.sends))
-        first = np.cumsum([0, *(len(source) for source in halo.sources)])
-        self._arrays: list[NDArray[Any]] = [
-            matrix
-        ]  # kept alive because the structures point to them
+        self._arrays: list[NDArray[Any]] = []  # kept alive because the structures point to them
         for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
             requests, sends = (
                 np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends)
             )
             rows = np.empty_like(sends) if pull else sends
-            chunk = np.empty(min(CHUNK_BYTES, len(rows) * row_bytes), np.uint8)
-            self._arrays += [requests, rows, chunk]
+            chunk = np.empty(min(CHUNK_BYTES, len(rows) * form.row_bytes), np.uint8)
+            steps = np.empty(len(rows) * form.stepped + 1, np.float32)
+            self._arrays += [requests, rows, chunk, steps]
             peer["fd"] = sock.fileno()
             peer["needed"], peer["requests"] = len(requests), requests.ctypes.data
-            peer["into"] = matrix.ctypes.data + int(first[rank]) * row_bytes
-            peer["serves"], peer["rows"], peer["chunk"] = (
-                len(rows),
-                rows.ctypes.data,
-                chunk.ctypes.data,
-            )
+            peer["into"] = self.memory.ctypes.data + int(starts[rank])
+            peer["serves"], peer["rows"] = len(rows), rows.ctypes.data
+            peer["chunk"], peer["steps"] = chunk.ctypes.data, steps.ctypes.data
 
     @property
     def send_seconds(self) -> float:
         """Time spent gathering and sending, cumulative."""
         return float(self._mesh.send_ns * 1e-9)
 
-    def exchange(self, x: Embeddings, nonfinite: bool) -> list[int]:
-        """Send what peers need of `x`, and fill the matrix with what they send.
+    def exchange(self, x: Embeddings) -> dict[int, float]:
+        """Send what peers need of `x`, and fill the memory with what they send.
 
         :param x: Shape (owned vertices, dim), C-contiguous.
-        :param nonfinite: Whether it has values that are not finite; the peers are told.
-        :returns: Ranks of the peers that have such values.
+        :returns: The largest magnitude of what each rank has sent, this one included; infinite or
+            NaN if a value is. Ranks that have not sent anything are left out.
         :raises CollectiveError: A peer failed; the text names it. The mesh cannot be used any more.
         """
         self._mesh.exchange += 1
-        self._mesh.nonfinite = nonfinite
         outcome = _Outcome(self._call(self._mesh.address, x.ctypes.data))
         if outcome is _Outcome.FINE:
-            return [
-                rank
-                for rank, peer in zip(self._ranks, self._peers, strict=True)
-                if peer["nonfinite"]
-            ]
+            return self._arrived()
         cause, failed = ctypes.get_errno(), self._mesh.failed
         culprit = self._ranks[failed]
         if outcome is _Outcome.NOTED:
-            _, why, culprit = self._peers["in"]["header"][failed].item()
+            *_, why, culprit = self._peers["in"]["header"][failed].item()
             outcome, culprit = _Outcome(why), culprit % self._group.size
         if outcome in (_Outcome.SILENT, _Outcome.WAITING):
             outcome, culprit = self._ask_why(failed, outcome is _Outcome.WAITING)
@@ -162,6 +170,19 @@ class Mesh(Closing):
         raise error from (
             OSError(cause, os.strerror(cause)) if cause and outcome is _Outcome.GONE else None
         )
+
+    def _arrived(self) -> dict[int, float]:
+        """Take the steps of all rows, and return the largest magnitudes."""
+        absmax = {self._group.rank: float(np.uint32(self._mesh.absmax).view(np.float32))}
+        first = 0
+        for rank, trailer in enumerate(self._trailers):
+            values = trailer.view(np.float32)
+            if self.steps is not None:
+                self.steps[first : first + len(values) - 1] = values[:-1]
+                first += len(values) - 1
+            if rank in self._ranks and self._peers["needed"][self._ranks.index(rank)]:
+                absmax[rank] = float(values[-1])
+        return absmax
 
     def _ask_why(self, index: int, waits: bool) -> tuple[_Outcome, int]:
         """Find out whether a silent peer is at fault, or is itself waiting and knows the rank at
@@ -183,7 +204,7 @@ class Mesh(Closing):
                 note = b""
             if not note:
                 return _Outcome.GONE, rank
-            kind, why, culprit = np.frombuffer(
+            kind, _, why, culprit = np.frombuffer(
                 note.ljust(_HEADER.itemsize, b"\0"), _HEADER, 1
             ).item()
             if kind != _NOTE:
@@ -214,6 +235,11 @@ class Mesh(Closing):
     def close(self) -> None:
         """Close all connections."""
         self._open.close()
+
+
+def _region(form: RowFormat, rows: int) -> int:
+    """Bytes of the memory for a message, in whole cache lines."""
+    return (form.message_bytes(rows) + 4 + 63) // 64 * 64
 
 
 def _positions(numbers: NDArray[np.int64]) -> NDArray[np.int32]:

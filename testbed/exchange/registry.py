@@ -52,6 +52,9 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
         "tcp-push": ExchangeEntry(
             "testbed.exchange.tcp:TcpPush", "sockets", "send to those that need it"
         ),
+        "tcp-push-16": ExchangeEntry(
+            "testbed.exchange.tcp:TcpPush16", "sockets", "the same, with rows of 16 bits"
+        ),
         "gloo": ExchangeEntry(
             "testbed.exchange.gloo:GlooGather",
             "sockets",

@@ -4,17 +4,16 @@ sends first.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
 
 from testbed.comm.affinity import apply_affinity
 from testbed.comm.collective import Counters
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
-from testbed.exchange.adjacency import Adjacency
-from testbed.exchange.finite import all_finite, not_finite
+from testbed.exchange.adjacency import LARGE, Adjacency, RowFormat, RowLanes
+from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.mesh import Mesh
 
@@ -27,22 +26,21 @@ __all__ = ["TcpExchange", "TcpPull", "TcpPush"]
 class TcpExchange(Exchange):
     """Exchange of rows over a `Mesh`, aggregated when all have arrived.
 
-    Values that are not finite end `aggregate` on the rank that has them, if others need any of its
-    vertices, and on those others; the exchange can be used again. After any other error it cannot.
+    Values that are not finite end `aggregate` on the rank that has them, if others need them, and
+    on those others; the exchange can be used again. After any other error it cannot.
 
-    Phases: ``send`` is checking, gathering and handing over to the kernel; ``wait`` is everything
-    else until the rows of others have arrived, including receiving.
+    Phases: ``send`` is packing, which forms partial sums, and handing over to the kernel; ``wait``
+    is everything else until the rows of others have arrived, including receiving.
     """
 
     pull: ClassVar[bool]
+    lanes: ClassVar[RowLanes] = "float32"
+    forms: ClassVar[bool] = False
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
-        halo = spec.halo
-        self._matrix = np.zeros((halo.num_halo, spec.dim), np.float32)
-        self._adjacency = Adjacency(
-            halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation
-        )
+        self._form = RowFormat.of(self.lanes, spec.dim, spec.halo)
+        self._adjacency: Adjacency | None = None
         self._mesh: Mesh | None = None
         self._failure: str | None = None
         self._base = Counters()
@@ -51,19 +49,24 @@ class TcpExchange(Exchange):
         """Connect to the ranks with which this one shares edges; see `Exchange.connect`."""
         apply_affinity(self.spec.group)
         self._base = read_counters(self.context.host.ifname)
-        self._mesh = Mesh(self.name, self.spec, self.pull, self._matrix)
+        spec, halo = self.spec, self.spec.halo
+        self._mesh = mesh = Mesh(self.name, spec, self.pull, self._form)
+        self._adjacency = Adjacency(
+            *(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation),
+            form=self._form,
+            offsets=mesh.offsets,
+            steps=mesh.steps,
+        )
 
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
         mesh, group, phases = self._mesh, self.spec.group, self._phases
         if self._failure is not None:
             raise CollectiveError(self._failure)
-        if mesh is None:
+        if mesh is None or self._adjacency is None:
             raise CollectiveError(f"{self.name}: rank {group.rank} is not connected")
-        start = time.perf_counter()
-        nonfinite = mesh.sends and not all_finite(x)
-        checked, sent = time.perf_counter(), mesh.send_seconds
+        start, sent = time.perf_counter(), mesh.send_seconds
         try:
-            ranks = mesh.exchange(x, nonfinite)
+            absmax = mesh.exchange(x)
         except CollectiveError as error:
             self._failure = str(
                 error
@@ -71,11 +74,11 @@ class TcpExchange(Exchange):
             raise
         received = time.perf_counter()
         sending = mesh.send_seconds - sent
-        phases["send"] += checked - start + sending
-        phases["wait"] += received - checked - sending
-        if nonfinite or ranks:
-            raise not_finite(group, [*ranks, group.rank] if nonfinite else ranks)
-        self._adjacency.aggregate(self._matrix, out)
+        phases["send"] += sending
+        phases["wait"] += received - start - sending
+        if wrong := [rank for rank, most in absmax.items() if not math.isfinite(most)]:
+            raise not_finite(group, wrong)
+        self._adjacency.aggregate(mesh.memory, out, max(absmax.values()) >= LARGE)
         phases["aggregate"] += time.perf_counter() - received
 
     def counters(self) -> Counters:
@@ -114,3 +117,12 @@ class TcpPush(TcpExchange):
 
     name: ClassVar[str] = "tcp-push"
     pull: ClassVar[bool] = False
+
+
+class TcpPush16(TcpPush):
+    """``tcp-push-16``: the same with rows of int16, each with a step of its own, as `pinch` sends
+    them: what 16 bits are worth without the kernel.
+    """
+
+    name: ClassVar[str] = "tcp-push-16"
+    lanes: ClassVar[RowLanes] = "int16"

@@ -3,86 +3,207 @@
 // Sums of a row stay in registers while its neighbours pass by: a block of columns at a time, whose
 // width the compiler knows.
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "shared/adjacency_native_abi.h"
+#include "rows.h"
 
 #define BLOCK 64 // columns: with AVX2, half of the registers
 #define LINE 16	 // floats of a cache line
-#define AHEAD \
-	8 // neighbours whose rows are being fetched: they lie in an order that no cache can guess
+#define AHEAD 16 // neighbours whose rows are being fetched
 
-static inline __attribute__((always_inline)) const float *row_at(const struct adjacency *a,
-								 const float *from, int64_t i)
+typedef float floats __attribute__((vector_size(4 * LINE)));
+typedef uint32_t uint32s __attribute__((vector_size(4 * LINE)));
+typedef int16_t int16s __attribute__((vector_size(2 * LINE)));
+typedef uint16_t uint16s __attribute__((vector_size(2 * LINE)));
+
+// Where the row of a neighbour is.
+ALWAYS const char *row_at(const struct adjacency *a, const char *from, int64_t i)
 {
-	return from ? from + a->indices[i] * a->dim : a->places[a->indices[i]];
+	if (a->offsets)
+		return from + 4 * (size_t)a->offsets[i];
+	return from ? from + 4 * a->indices[i] * a->dim : (const char *)a->places[a->indices[i]];
 }
 
-// `how` and most often `width` are constants: there is one such function for each, without their
-// branches.
-static inline __attribute__((always_inline)) void
-aggregate_block(const struct adjacency *a, enum adjacency_sum how, uint64_t row, const float *from,
-		uint64_t column, float *to, uint64_t width)
+ALWAYS float lane_at(enum row_lanes lanes, const char *row, uint64_t column)
+{
+	if (lanes == ROW_INT16)
+		return ((const int16_t *)row)[column];
+	if (lanes == ROW_BFLOAT16)
+		return float_of((uint32_t)((const uint16_t *)row)[column] << 16);
+	return ((const float *)row)[column];
+}
+
+// A line of lanes.
+ALWAYS floats line_at(enum row_lanes lanes, const char *row, uint64_t column)
+{
+	uint64_t at = column * (lanes == ROW_FLOAT32 ? 4 : 2);
+	uint16s wide;
+	int16s narrow;
+	floats line;
+
+	if (lanes == ROW_INT16) {
+		memcpy(&narrow, row + at, sizeof(narrow));
+		return __builtin_convertvector(narrow, floats);
+	}
+	if (lanes == ROW_BFLOAT16) {
+		memcpy(&wide, row + at, sizeof(wide));
+		return (floats)(__builtin_convertvector(wide, uint32s) << 16);
+	}
+	memcpy(&line, row + at, sizeof(line));
+	return line;
+}
+
+ALWAYS floats larger(floats one, floats other)
+{
+	uint32s mask = (uint32s)(one > other);
+
+	return (floats)(((uint32s)one & mask) | ((uint32s)other & ~mask));
+}
+
+// What the rows of a neighbour are multiplied by.
+ALWAYS float factor_of(const struct adjacency *a, bool stepped, enum adjacency_sum how, int64_t i)
+{
+	float factor = stepped ? a->steps[a->indices[i]] : 1;
+
+	return how == ADJACENCY_WEIGHTED ? factor * a->weights[i] : factor;
+}
+
+// All but `a`, `row`, `from`, `column` and `to` are constants: there is one such function for each,
+// without their branches, and with sums in registers.
+ALWAYS void aggregate_lines(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			    enum adjacency_sum how, uint64_t row, const char *from, uint64_t column,
+			    float *to, const uint64_t lines)
 {
 	int64_t end = a->indptr[row + 1], last = a->indptr[a->rows] - 1;
-	float sum[BLOCK];
+	uint64_t bytes = (lanes == ROW_FLOAT32 ? 4 : 2) * lines * LINE;
+	floats sum[BLOCK / LINE];
 
-	for (uint64_t j = 0; j < width; j++)
-		sum[j] = how == ADJACENCY_MAX ? -INFINITY : 0;
+#pragma unroll
+	for (uint64_t j = 0; j < lines; j++)
+		sum[j] = (floats){} + (how == ADJACENCY_MAX ? -INFINITY : 0.0f);
 	for (int64_t i = a->indptr[row]; i < end; i++) {
-		const float *next = row_at(a, from, i + AHEAD < last ? i + AHEAD : last) + column;
-		const float *other = row_at(a, from, i) + column;
-		float weight = how == ADJACENCY_WEIGHTED ? a->weights[i] : 1;
+		const char *next = row_at(a, from, i + AHEAD < last ? i + AHEAD : last);
+		const char *other = row_at(a, from, i);
+		float factor = factor_of(a, stepped, how, i);
 
-		for (uint64_t j = 0; j < width; j += LINE)
-			__builtin_prefetch(next + j);
-		for (uint64_t j = 0; j < width; j++) {
+		for (uint64_t j = 0; j < bytes; j += 64)
+			__builtin_prefetch(next + column * bytes / (lines * LINE) + j);
+#pragma unroll
+		for (uint64_t j = 0; j < lines; j++) {
+			floats line = line_at(lanes, other, column + j * LINE);
+
 			if (how == ADJACENCY_MAX)
-				sum[j] = other[j] > sum[j] ? other[j] : sum[j];
+				sum[j] = larger(stepped ? line * factor : line, sum[j]);
+			else if (stepped || how == ADJACENCY_WEIGHTED)
+				sum[j] += line * factor;
 			else
-				sum[j] += how == ADJACENCY_WEIGHTED ? weight * other[j] : other[j];
+				sum[j] += line;
 		}
 	}
-	for (uint64_t j = 0; j < width; j++)
-		to[j] = sum[j];
+#pragma unroll
+	for (uint64_t j = 0; j < lines; j++)
+		memcpy(to + j * LINE, &sum[j], sizeof(floats));
 }
 
-static inline __attribute__((always_inline)) void
-aggregate_all(const struct adjacency *a, enum adjacency_sum how, const float *from, float *to)
+// The columns that fill no line.
+ALWAYS void aggregate_rest(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			   enum adjacency_sum how, uint64_t row, const char *from, uint64_t first,
+			   float *to)
+{
+	for (uint64_t column = first; column < a->dim; column++) {
+		float sum = how == ADJACENCY_MAX ? -INFINITY : 0;
+
+		for (int64_t i = a->indptr[row]; i < a->indptr[row + 1]; i++) {
+			float value = lane_at(lanes, row_at(a, from, i), column);
+			float factor = factor_of(a, stepped, how, i);
+
+			if (how == ADJACENCY_MAX)
+				sum = value * factor > sum ? value * factor : sum;
+			else
+				sum += value * factor;
+		}
+		to[column] = sum;
+	}
+}
+
+ALWAYS void aggregate_all(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			  enum adjacency_sum how, const char *from, float *to)
 {
 	for (uint64_t row = 0; row < a->rows; row++, to += a->dim) {
 		uint64_t first = 0;
 
 		for (; first + BLOCK <= a->dim; first += BLOCK)
-			aggregate_block(a, how, row, from, first, to + first, BLOCK);
+			aggregate_lines(a, lanes, stepped, how, row, from, first, to + first,
+					BLOCK / LINE);
 		for (; first + LINE <= a->dim; first += LINE)
-			aggregate_block(a, how, row, from, first, to + first, LINE);
-		if (first < a->dim)
-			aggregate_block(a, how, row, from, first, to + first, a->dim - first);
+			aggregate_lines(a, lanes, stepped, how, row, from, first, to + first, 1);
+		aggregate_rest(a, lanes, stepped, how, row, from, first, to);
 	}
 }
 
-static inline __attribute__((always_inline)) void
-aggregate_how(const struct adjacency *a, uint32_t how, const float *from, float *to)
+ALWAYS void aggregate_lanes(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			    const char *from, float *to)
 {
-	if (how == ADJACENCY_SUM)
-		aggregate_all(a, ADJACENCY_SUM, from, to);
-	else if (how == ADJACENCY_WEIGHTED)
-		aggregate_all(a, ADJACENCY_WEIGHTED, from, to);
+	if (a->sum == ADJACENCY_SUM)
+		aggregate_all(a, lanes, stepped, ADJACENCY_SUM, from, to);
+	else if (a->sum == ADJACENCY_WEIGHTED)
+		aggregate_all(a, lanes, stepped, ADJACENCY_WEIGHTED, from, to);
 	else
-		aggregate_all(a, ADJACENCY_MAX, from, to);
+		aggregate_all(a, lanes, stepped, ADJACENCY_MAX, from, to);
 }
 
-void aggregate(const struct adjacency *a, uint32_t how, const float *from, float *to);
-
-// Aggregate rows of `from` into `to`, dense matrices of `dim` columns. With `from` NULL, rows are
-// at `places`.
-void aggregate(const struct adjacency *a, uint32_t how, const float *from, float *to)
+// Rows are so large that float32 sums might pass through infinity: doubles do not.
+static void aggregate_large(const struct adjacency *a, const char *from, float *to)
 {
-	if (!from)
-		aggregate_how(a, how, NULL, to);
+	for (uint64_t row = 0; row < a->rows; row++, to += a->dim) {
+		double sum[ROW_MOST];
+
+		for (uint64_t j = 0; j < a->dim; j++)
+			sum[j] = a->sum == ADJACENCY_MAX ? -INFINITY : 0;
+		for (int64_t i = a->indptr[row]; i < a->indptr[row + 1]; i++) {
+			const char *other = row_at(a, from, i);
+			double factor = a->steps ? a->steps[a->indices[i]] : 1;
+
+			if (a->sum == ADJACENCY_WEIGHTED)
+				factor *= a->weights[i];
+			for (uint64_t j = 0; j < a->dim; j++) {
+				double value = factor * lane_at((enum row_lanes)a->lanes, other, j);
+
+				if (a->sum != ADJACENCY_MAX)
+					sum[j] += value;
+				else
+					sum[j] = value > sum[j] ? value : sum[j];
+			}
+		}
+		for (uint64_t j = 0; j < a->dim; j++)
+			to[j] = (float)sum[j];
+	}
+}
+
+void aggregate(const struct adjacency *a, bool large, const char *from, float *to);
+
+// Aggregate rows of lanes into the rows of a result, dense and with `dim` columns. With neither
+// `from` nor `offsets`, rows are at `places`. `large`: some row has magnitudes of 2^LARGE or more.
+void aggregate(const struct adjacency *a, bool large, const char *from, float *to)
+{
+	if (large)
+		aggregate_large(a, from, to);
+	else if (a->lanes == ROW_INT16)
+		aggregate_lanes(a, ROW_INT16, true, from, to);
+	else if (a->lanes == ROW_BFLOAT16 && a->steps)
+		aggregate_lanes(a, ROW_BFLOAT16, true, from, to);
+	else if (a->lanes == ROW_BFLOAT16)
+		aggregate_lanes(a, ROW_BFLOAT16, false, from, to);
+	else if (a->steps)
+		aggregate_lanes(a, ROW_FLOAT32, true, from, to);
 	else
-		aggregate_how(a, how, from, to);
+		aggregate_lanes(a, ROW_FLOAT32, false, from, to);
+}
+
+uint32_t pack(const struct row_source *s, const float *x, const __s64 *rows, uint64_t count,
+	      char *to, float *steps);
+
+// As pack_rows, for tests.
+uint32_t pack(const struct row_source *s, const float *x, const __s64 *rows, uint64_t count,
+	      char *to, float *steps)
+{
+	return pack_rows(s, x, rows, count, count, to, steps);
 }

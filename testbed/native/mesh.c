@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "clock.h"
+#include "rows.h"
 #include "shared/mesh_native_abi.h"
 
 #define MAX_PEERS 32
@@ -36,15 +37,20 @@ static void enter(struct mesh_flow *f, uint32_t step, int requests, int moves)
 	f->done = 0;
 }
 
+// Of a message of rows: rows, their steps, and the largest magnitude.
+static uint64_t message_bytes(const struct mesh *m, uint64_t rows)
+{
+	return rows * (m->source.row_bytes + (m->stepped ? 4 : 0)) + 4;
+}
+
 static void enter_out(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 {
 	enter(&p->out, step, m->pull && p->needed, p->serves != 0);
+	p->out.header.tag = m->tag;
 	p->out.header.exchange = m->exchange;
-	p->out.header.kind = p->out.step == MESH_REQUESTING ? MESH_REQUEST
-			     : m->nonfinite		    ? MESH_NONFINITE_ROWS
-							    : MESH_ROWS;
+	p->out.header.kind = p->out.step == MESH_REQUESTING ? MESH_REQUEST : MESH_ROWS;
 	p->out.header.bytes = p->out.step == MESH_REQUESTING ? p->needed * sizeof(int64_t)
-							     : p->serves * m->row_bytes;
+							     : message_bytes(m, p->serves);
 }
 
 static void enter_in(const struct mesh *m, struct mesh_peer *p, uint32_t step)
@@ -63,52 +69,66 @@ static int unfinished(const struct mesh_peer *p)
 	return p->out.step != MESH_DONE || p->in.step != MESH_DONE;
 }
 
-static void gather(const struct mesh *m, struct mesh_peer *p, const char *x)
+// Pack the next rows; after the last ones, the steps and the largest magnitude are there, too.
+static void gather(struct mesh *m, struct mesh_peer *p, const float *x)
 {
-	uint64_t first = p->gathered / m->row_bytes, left = p->serves - first;
+	uint64_t first = p->gathered / m->source.row_bytes, left = p->serves - first;
 	uint64_t count = left < m->chunk_rows ? left : m->chunk_rows;
+	uint32_t absmax = pack_rows(&m->source, x, p->rows + first, count, left, p->chunk,
+				    m->stepped ? p->steps + first : NULL);
+	uint32_t *most = (uint32_t *)p->steps + (m->stepped ? p->serves : 0);
 
-	for (uint64_t i = 0; i < count; i++)
-		memcpy(p->chunk + i * m->row_bytes, x + p->rows[first + i] * m->row_bytes,
-		       m->row_bytes);
-	p->gathered += count * m->row_bytes;
+	*most = first && *most > absmax ? *most : absmax;
+	m->absmax = *most > m->absmax ? *most : m->absmax;
+	p->gathered += count * m->source.row_bytes;
 }
 
-// The rest of a message, up to the end of `payload`, once `done` of its bytes are finished.
-static struct msghdr rest_of(struct iovec parts[2], struct mesh_header *header, uint64_t done,
+// The rest of a message, up to the end of `payload`, once `done` of its bytes are finished; the
+// third part is the caller's.
+static struct msghdr rest_of(struct iovec parts[3], struct mesh_header *header, uint64_t done,
 			     char *payload, uint64_t bytes)
 {
 	uint64_t skip = done < sizeof(*header) ? done : sizeof(*header);
 
 	parts[0] = (struct iovec){ (char *)header + skip, sizeof(*header) - skip };
 	parts[1] = (struct iovec){ payload, bytes };
-	return (struct msghdr){ .msg_iov = parts, .msg_iovlen = 2 };
+	parts[2] = (struct iovec){};
+	return (struct msghdr){ .msg_iov = parts, .msg_iovlen = 3 };
 }
 
-static int send_some(struct mesh *m, struct mesh_peer *p, const char *x)
+static int send_some(struct mesh *m, struct mesh_peer *p, const float *x)
 {
+	uint64_t rows = p->serves * m->source.row_bytes;
+
+
 	while (has_to_send(p) && !p->out.blocked) {
 		struct mesh_flow *out = &p->out;
 		uint64_t at = out->done < sizeof(struct mesh_header)
 				      ? 0
 				      : out->done - sizeof(struct mesh_header);
-		uint64_t chunk_bytes = m->chunk_rows * m->row_bytes, left = out->header.bytes - at;
+		uint64_t chunk_bytes = m->chunk_rows * m->source.row_bytes;
+		uint64_t left = out->header.bytes - at;
 		char *payload = (char *)p->requests + at;
-		struct iovec parts[2];
+		struct iovec parts[3];
 		struct msghdr message;
 		ssize_t bytes;
 
-		if (out->step == MESH_MOVING) {
+		if (out->step == MESH_MOVING && at < rows) {
 			if (at == p->gathered)
 				gather(m, p, x);
 			payload = p->chunk + at % chunk_bytes;
 			left = p->gathered - at;
+		} else if (out->step == MESH_MOVING) {
+			payload = (char *)p->steps + (at - rows);
 		}
 		message = rest_of(parts, &out->header, out->done, payload, left);
+		if (out->step == MESH_MOVING && at < rows && p->gathered == rows)
+			parts[2] = (struct iovec){ p->steps, out->header.bytes - rows };
 		bytes = sendmsg(p->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (bytes < 0 && !again())
 			return MESH_GONE;
-		out->blocked = bytes < (ssize_t)(parts[0].iov_len + parts[1].iov_len);
+		out->blocked = bytes < (ssize_t)(parts[0].iov_len + parts[1].iov_len +
+						 parts[2].iov_len);
 		if (bytes > 0)
 			out->done += bytes;
 		if (out->done == sizeof(struct mesh_header) + out->header.bytes)
@@ -137,7 +157,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 							    : in->done - sizeof(struct mesh_header),
 		 due = 0;
 	char *into = NULL;
-	struct iovec parts[2];
+	struct iovec parts[3];
 	struct msghdr message;
 	ssize_t bytes;
 
@@ -146,7 +166,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 		due = p->serves * sizeof(int64_t);
 	} else if (in->step == MESH_MOVING) {
 		into = p->into;
-		due = p->needed * m->row_bytes;
+		due = message_bytes(m, p->needed);
 	}
 	message = rest_of(parts, &in->header, in->done, into + at, due - at);
 	bytes = recvmsg(p->fd, &message, flags);
@@ -165,15 +185,14 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 		return MESH_NOTED;
 	if (in->step == MESH_DONE ||
 	    (in->step == MESH_REQUESTING) != (in->header.kind == MESH_REQUEST) ||
-	    in->header.kind > MESH_NONFINITE_ROWS || in->header.exchange != m->exchange ||
+	    in->header.kind > MESH_ROWS || in->header.tag != m->tag ||
+	    in->header.exchange != m->exchange ||
 	    in->header.bytes != due)
 		return MESH_FOREIGN;
 	if (in->done < sizeof(struct mesh_header) + due)
 		return MESH_FINE;
 	if (in->step == MESH_REQUESTING && look_up(m, p))
 		return MESH_UNKNOWN_VERTEX;
-	if (in->step == MESH_MOVING)
-		p->nonfinite = in->header.kind == MESH_NONFINITE_ROWS;
 	enter_in(m, p, in->step + 1);
 	return MESH_FINE;
 }
@@ -234,14 +253,14 @@ static int receive_rest(struct mesh *m)
 }
 
 // Do one exchange of the rows of `x`. Returns an outcome; errno has the reason if a peer is gone.
-int mesh_exchange(struct mesh *m, const char *x);
+int mesh_exchange(struct mesh *m, const float *x);
 
-int mesh_exchange(struct mesh *m, const char *x)
+int mesh_exchange(struct mesh *m, const float *x)
 {
+	m->absmax = 0;
 	for (uint32_t i = 0; i < m->peers; i++) {
 		struct mesh_peer *p = &m->peer[i];
 
-		p->nonfinite = 0;
 		p->gathered = 0;
 		p->out.blocked = 0;
 		enter_out(m, p, MESH_REQUESTING);

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* Rows of embeddings as they travel, what testbed/native/aggregate.c and rows.h share with Python.
+ *
+ * A message holds rows of lanes one behind the other, each padded to a multiple of 4 bytes, and then,
+ * if rows have steps, a float32 for each row: the value of its lanes' unit, a power of two.
+ */
+#pragma once
+
+#include <linux/types.h>
+
+enum row_lanes { ROW_FLOAT32, ROW_BFLOAT16, ROW_INT16 };
+
+enum adjacency_sum { ADJACENCY_SUM, ADJACENCY_WEIGHTED, ADJACENCY_MAX };
+
+/* Which sources' rows make up the rows of a result, in CSR. */
+struct adjacency {
+	__u64 rows; /* rows of the result */
+	__u64 dim;  /* columns */
+	const __s64 *indptr;
+	const __s32 *indices;
+	const float *weights; /* one per index */
+	/* where each source's row is; or NULL: one behind the other */
+	const float *const *places;
+	/* where the row of each index is, in units of 4 bytes; or NULL */
+	const __u32 *offsets;
+	__u32 lanes;	    /* enum row_lanes; others than float32 need `offsets` */
+	__u32 sum;	    /* enum adjacency_sum */
+	const float *steps; /* of each source's row; or NULL: all are 1 */
+};
+
+/* What a rank sends: rows of its embeddings, or sums (weighted sums, maxima) over them. */
+struct row_source {
+	__u32 lanes; /* enum row_lanes */
+	__u32 dim;
+	__u32 row_bytes;
+	__u32 sum;	      /* enum adjacency_sum, of sums */
+	const __s64 *indptr;  /* of sums; or NULL: rows of embeddings */
+	const __s32 *indices; /* positions of their summands */
+	const float *weights; /* one per index */
+};

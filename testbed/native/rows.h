@@ -1,0 +1,216 @@
+/* Rows of embeddings become rows of lanes, as they travel: bpf/shared/rows_native_abi.h. */
+#pragma once
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "shared/rows_native_abi.h"
+
+#define ROW_MOST 512 /* columns */
+#define ROWS_AHEAD 24 /* rows that are fetched ahead: they lie in an order that no cache can guess */
+#define LARGE 108    /* the exponent of rows from which on sums may pass through infinity */
+
+#define INFINITE 0x7f800000 /* its bits, and the least of what is not finite */
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+ALWAYS uint32_t bits_of(float x)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &x, 4);
+	return bits;
+}
+
+ALWAYS float float_of(uint32_t bits)
+{
+	float x;
+
+	memcpy(&x, &bits, 4);
+	return x;
+}
+
+ALWAYS float power_of_two(int exponent)
+{
+	return float_of((uint32_t)(exponent + 127) << 23);
+}
+
+/* The largest magnitude, as the bits of a float: their order is that of integers, with infinity and
+ * NaN on top. */
+ALWAYS uint32_t row_absmax(const float *x, uint32_t n)
+{
+	uint32_t most = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
+
+		most = magnitude > most ? magnitude : most;
+	}
+	return most;
+}
+
+/* The exponent of an int16's unit: the least for which no magnitude of a row exceeds 2^15 units,
+ * which the limit makes 2^15 - 1. Units are normal numbers, as is 1 over each. */
+ALWAYS int row_unit(uint32_t absmax)
+{
+	int exponent = (int)(absmax >> 23);
+
+	return (exponent < 16 ? 16 : exponent) - 126 - 15;
+}
+
+/* Pack one row; `n` is most often a constant. Rounding is to nearest, ties to even. Returns the
+ * largest magnitude's bits, which tell whether all values are finite; else lanes mean nothing. */
+ALWAYS uint32_t pack_row(enum row_lanes lanes, const float *x, uint32_t n, char *to, float *step)
+{
+	uint32_t most = row_absmax(x, n);
+
+	if (lanes == ROW_FLOAT32) {
+		memcpy(to, x, 4 * n);
+		*step = 1;
+	} else if (lanes == ROW_BFLOAT16) {
+		uint16_t *out = (uint16_t *)to;
+
+		for (uint32_t i = 0; i < n; i++) {
+			uint32_t bits = bits_of(x[i]);
+			/* A magnitude that would round up to infinity is cut off. */
+			uint32_t up = (bits & 0x7fffffff) < 0x7f7f8000 ? 0x7fff + (bits >> 16 & 1) : 0;
+
+			out[i] = (bits + up) >> 16;
+		}
+		*step = 1;
+	} else {
+		int unit = row_unit(most);
+		float scale = power_of_two(-unit);
+		int16_t *out = (int16_t *)to;
+
+		for (uint32_t i = 0; i < n; i++) {
+			float scaled = x[i] * scale;
+
+			scaled = scaled < 32767 ? scaled : 32767;
+			out[i] = (int16_t)(int32_t)rintf(scaled);
+		}
+		*step = power_of_two(unit);
+	}
+	return most;
+}
+
+ALWAYS void fetch_row(const float *row, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i += 16)
+		__builtin_prefetch(row + i);
+	__builtin_prefetch(row + n - 1); /* a row need not begin with a cache line */
+}
+
+/* A sum of finite values that is too large for a float32: in units of a larger power of two. */
+static uint32_t pack_large(const struct row_source *s, const float *x, int64_t row, char *to,
+			   float *step)
+{
+	float scaled[ROW_MOST], unit;
+	double sum[ROW_MOST] = {};
+	double most = 0;
+	int exponent;
+
+	for (int64_t k = s->indptr[row]; k < s->indptr[row + 1]; k++) {
+		const float *from = x + (size_t)s->indices[k] * s->dim;
+		double weight = s->sum == ADJACENCY_WEIGHTED ? s->weights[k] : 1;
+
+		if (row_absmax(from, s->dim) >= INFINITE)
+			return INFINITE;
+		for (uint32_t i = 0; i < s->dim; i++)
+			sum[i] += weight * from[i];
+	}
+	for (uint32_t i = 0; i < s->dim; i++)
+		most = fabs(sum[i]) > most ? fabs(sum[i]) : most;
+	frexp(most, &exponent);
+	if (exponent <= LARGE)
+		exponent = LARGE; /* summands have cancelled out */
+	if (exponent > LARGE + 120)
+		return INFINITE;
+	unit = power_of_two(exponent - LARGE);
+	for (uint32_t i = 0; i < s->dim; i++)
+		scaled[i] = (float)(sum[i] / unit);
+	pack_row((enum row_lanes)s->lanes, scaled, s->dim, to, step);
+	*step *= unit;
+	return INFINITE - 1;
+}
+
+ALWAYS uint32_t pack_sum(const struct row_source *s, enum row_lanes lanes, const float *x,
+			 int64_t row, uint32_t n, char *to, float *step)
+{
+	int64_t end = s->indptr[row + 1];
+	float sum[ROW_MOST];
+	uint32_t most;
+
+	for (uint32_t i = 0; i < n; i++)
+		sum[i] = s->sum == ADJACENCY_MAX ? -INFINITY : 0;
+	for (int64_t k = s->indptr[row]; k < end; k++) {
+		const float *from = x + (size_t)s->indices[k] * n;
+		float weight = s->sum == ADJACENCY_WEIGHTED ? s->weights[k] : 1;
+
+		if (k + 8 < end)
+			fetch_row(x + (size_t)s->indices[k + 8] * n, n);
+		if (s->sum == ADJACENCY_MAX)
+			for (uint32_t i = 0; i < n; i++)
+				sum[i] = from[i] > sum[i] ? from[i] : sum[i];
+		else
+			for (uint32_t i = 0; i < n; i++)
+				sum[i] += weight * from[i];
+	}
+	most = pack_row(lanes, sum, n, to, step);
+	if (most >= INFINITE && s->sum != ADJACENCY_MAX)
+		return pack_large(s, x, row, to, step);
+	return most;
+}
+
+ALWAYS uint32_t pack_rows_of(const struct row_source *s, enum row_lanes lanes, uint32_t n,
+			     const float *x, const __s64 *rows, uint64_t count, uint64_t left,
+			     char *to, float *steps)
+{
+	uint32_t most = 0;
+
+	for (uint64_t i = 0; i < count; i++, to += s->row_bytes) {
+		uint64_t next = i + ROWS_AHEAD < left ? i + ROWS_AHEAD : i;
+		uint32_t absmax;
+		float step;
+
+		if (s->indptr) {
+			int64_t first = s->indptr[rows[next]], end = s->indptr[rows[next] + 1];
+
+			for (int64_t k = first; k < end && k < first + 4; k++)
+				fetch_row(x + (size_t)s->indices[k] * n, n);
+			absmax = pack_sum(s, lanes, x, rows[i], n, to, &step);
+		} else {
+			fetch_row(x + rows[next] * n, n);
+			absmax = pack_row(lanes, x + rows[i] * n, n, to, &step);
+		}
+		most = absmax > most ? absmax : most;
+		if (steps)
+			memcpy(steps + i, &step, 4);
+	}
+	return most;
+}
+
+ALWAYS uint32_t pack_lanes(const struct row_source *s, enum row_lanes lanes, const float *x,
+			   const __s64 *rows, uint64_t count, uint64_t left, char *to, float *steps)
+{
+	if (s->dim == 64)
+		return pack_rows_of(s, lanes, 64, x, rows, count, left, to, steps);
+	if (s->dim == 256)
+		return pack_rows_of(s, lanes, 256, x, rows, count, left, to, steps);
+	return pack_rows_of(s, lanes, s->dim, x, rows, count, left, to, steps);
+}
+
+/* Pack `count` of the rows at positions `rows`, of which `left` may be read. `steps` may be NULL,
+ * and need not be aligned. Returns the bits of the largest magnitude: see row_absmax. */
+static inline uint32_t pack_rows(const struct row_source *s, const float *x, const __s64 *rows,
+				 uint64_t count, uint64_t left, char *to, float *steps)
+{
+	if (s->lanes == ROW_INT16)
+		return pack_lanes(s, ROW_INT16, x, rows, count, left, to, steps);
+	if (s->lanes == ROW_BFLOAT16)
+		return pack_lanes(s, ROW_BFLOAT16, x, rows, count, left, to, steps);
+	return pack_lanes(s, ROW_FLOAT32, x, rows, count, left, to, steps);
+}
