@@ -17,6 +17,7 @@
 #include "shared/tap_abi.h"
 #include "shared/tcp_ring_native_abi.h"
 #include "shared/telemetry_abi.h"
+#include "shared/token_native_abi.h"
 #include "shared/wire_abi.h"
 
 #define KEEP(type) KEEP_AS(type, __COUNTER__)
@@ -108,6 +109,20 @@ KEEP(enum pinch_filling);
 KEEP(struct pinch_format);
 KEEP(struct pinch_landings);
 KEEP(struct pinch);
+
+KEEP(enum token_size);
+KEEP(enum token_flag);
+KEEP(enum token_claim);
+KEEP(enum token_counter);
+KEEP(struct token_frame);
+KEEP(struct token_config);
+KEEP(struct token_control);
+KEEP(struct token_out);
+KEEP(struct token_slot);
+KEEP(struct token_peer);
+KEEP(enum tokens_waited);
+KEEP(struct token_partner);
+KEEP(struct tokens);
 
 KEEP(enum ring_reduced);
 KEEP(enum tcp_ring_op);

@@ -44,6 +44,12 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
             generic=False,
             all_reduce="xdp-ring",
         ),
+        "tokens": ExchangeEntry(
+            "testbed.exchange.tokens.exchange:Tokens",
+            "xdp",
+            "prototype",
+            all_reduce="xdp-ring",
+        ),
         "tcp-pull": ExchangeEntry(
             "testbed.exchange.tcp:TcpPull",
             "sockets",

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What bpf/tokens.bpf.c shares with the process of its host: an exchange in which rows land where the
+ * process adds them up.
+ *
+ * A rank sends a message to each partner: rows of lanes and their steps (rows_native_abi.h), cut into
+ * frames of `room` bytes. A partner is a rank that sends to this one, or to which this one sends; where
+ * there is nothing to send, a frame without data says so. A frame that has landed goes back to its
+ * sender, a token, which the sender's program fills with the next frame.
+ *
+ * What belongs to one exchange has two places, of even and of odd sequence numbers: nobody can be two
+ * exchanges ahead of a partner, whose frame each exchange needs.
+ */
+#pragma once
+
+#include "drop_abi.h"
+#include "wire_abi.h"
+
+enum token_size {
+	TOKEN_LINE = 64, /* `room` is a multiple of it */
+	TOKEN_TRIES = 8, /* for a word that other CPUs change as well */
+};
+
+enum token_flag {
+	TOKEN_NONFINITE = 1, /* data: some values are not finite */
+	TOKEN_LARGE = 2,     /* data: some magnitudes are large (rows.h) */
+	TOKEN_ENDED = 4,     /* status: the sender has given up, because of ranks that are `gone` */
+	TOKEN_LATE = 8,	     /* with TOKEN_ENDED: ranks are `late`, not `gone` */
+};
+
+/* The lower half of a slot's word. */
+enum token_claim { TOKEN_FREE, TOKEN_CLAIMED, TOKEN_LANDED };
+
+/* A frame, up to its data. The checksum is the sum of the header's seal and of the data's check, so
+ * that programs verify both without reading the data, which the process verifies. */
+struct token_frame {
+	struct ring_frame head;
+	__u64 check; /* of the data (weights_abi.h) */
+} __attribute__((packed, aligned(8)));
+
+_Static_assert(sizeof(struct token_frame) == 96, "data begins behind it");
+
+/* What travels between this rank and another. */
+struct token_pair {
+	__u32 slot;	  /* the first one for its frames */
+	__u32 frames_in;  /* the most that it sends; 0: it is no partner */
+	__u32 out;	  /* the first frame for it */
+	__u32 frames_out; /* the most for it */
+};
+
+/* Set before the programs are loaded, so that the verifier knows them. */
+struct token_config {
+	__u64 cookie;
+	__u32 rank;
+	__u32 ranks;
+	__u32 group;
+	__u32 tag;	/* of the rows' format */
+	__u32 room;	/* bytes of data that a frame has at most */
+	__u32 slots;	/* of one exchange */
+	__u32 outs;	/* frames that this rank sends in one exchange, at most */
+	__u32 partners; /* number of them */
+	struct token_pair pairs[RING_MAX_RANKS];
+	struct net_peer peers[RING_MAX_RANKS];
+};
+
+/* Cache lines that the process writes, one of which programs write, too, and one that they write. */
+struct token_control {
+	__u32 open;    /* sequence number: frames of this one and of the next are accepted */
+	__u32 entered; /* sequence number that the process has entered */
+	__u32 waits;   /* ranks whose frames it lacks, one bit each */
+	__u32 gone;    /* ranks that went silent, likewise: exchanges have ended */
+	__u32 late;    /* ranks that are up but did not enter in time, likewise */
+	__u32 ended;   /* whether this rank has given up */
+	__u32 pad0[10];
+	__u64 ready; /* seq << 32 | frames that may be sent */
+	__u64 pad1[7];
+	__u64 next; /* seq << 32 | frames that have been taken */
+	__u64 pad2[7];
+	__u32 complete[2]; /* partners whose frames have all landed */
+	__u32 pad3[14];
+};
+
+/* A frame to send; by number among all of this rank. */
+struct token_out {
+	__u64 check;
+	__u32 seq; /* under which it is ready */
+	__u32 receiver;
+	__u32 number; /* among those for the receiver */
+	__u32 frames; /* how many there are for it */
+	__u32 bytes;  /* of its data */
+	__u32 flags;
+	__u32 acked; /* sequence number whose token has come back */
+	__u32 pad;
+};
+
+/* Where a frame lands. */
+struct token_slot {
+	__u64 claim; /* seq << 32 | enum token_claim; only moves forward */
+	__u64 check;
+	__u32 bytes;
+	__u32 flags;
+};
+
+/* What this rank knows about another. */
+struct token_peer {
+	__u32 landed[2]; /* frames */
+	__u32 frames[2]; /* how many there are; 0: none has landed */
+	__u64 heard;	 /* verified frames of any kind, cumulative */
+	__u64 news;	 /* of these, frames that have landed */
+	__u32 answers;	 /* of these, statuses */
+	__u32 at;	 /* sequence number that it has entered, by its latest status */
+	__u32 waits;	 /* ranks that it was waiting for then, one bit each */
+	__u32 pad;
+};
+
+/* The first are enum drop_reason. */
+enum token_counter {
+	TOKEN_SENT = DROP_REASONS, /* frames of rows, by programs */
+	TOKEN_SENT_BYTES,
+	TOKEN_RESENT,	/* frames of rows that a partner has asked for */
+	TOKEN_RECEIVED, /* frames that have landed */
+	TOKEN_RETURNED, /* tokens sent back */
+	TOKEN_STATUSES, /* answers to a partner that asks for what is not there yet */
+	TOKEN_ENDS,	/* tokens that have come back when nothing was left to send */
+	TOKEN_COUNTERS,
+};

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What testbed/native/tokens.c shares with Python: the process's side of an exchange by tokens.
+ * Programs do not use it. */
+#pragma once
+
+#include "rows_native_abi.h"
+#include "token_abi.h"
+
+/* The result of tokens_wait. */
+enum tokens_waited {
+	TOKENS_TIME_UP,
+	TOKENS_COMPLETE, /* everything has landed, and is intact */
+	TOKENS_DAMAGED,	 /* some of what had landed was damaged, and has to be asked for */
+	TOKENS_DIFFER,	 /* `failed` sends other rows than this rank expects */
+	TOKENS_OVER,	 /* there will be no more exchanges */
+};
+
+/* What goes to a partner, and comes from it. */
+struct token_partner {
+	__u32 rank;
+	__u32 first_row;    /* of its rows among this rank's halo rows */
+	__u64 rows_out;	    /* number of rows for it */
+	const __s64 *rows;  /* their positions */
+	__u64 rows_in;	    /* number of rows that it sends */
+	__u64 packed;	    /* rows packed so far */
+	__u32 flags_out;    /* enum token_flag, of these */
+	__u32 frames_taken; /* of its frames, those found intact */
+};
+
+struct tokens {
+	struct token_control *control;
+	struct token_out *outs;
+	struct token_slot *slots;
+	struct token_peer *peers;
+	char *payloads, *landing;
+	const __u64 *order; /* frames in the order in which they are sent */
+	__u64 *consumer;
+	const __u64 *producer;
+	const struct token_config *config;
+	struct token_partner *partners;
+	const __u32 *partner_of; /* by frame */
+	float *steps;		 /* of this rank's halo rows */
+	__u32 stepped;		 /* rows have steps */
+	__u32 meeting;		 /* this exchange has no rows: it shows that all are there */
+	struct row_source source;
+	__u32 window; /* tokens that the process sends */
+	__u32 wire;   /* bytes of data of each, so that any frame fits */
+	__u32 seq;
+	__u32 flags;  /* output: enum token_flag, of all that has arrived and all that was sent */
+	__u32 failed; /* output: a rank */
+	__u32 nonfinite; /* output: ranks with such values, one bit each */
+	__s32 link;	 /* a packet socket */
+	__s32 events;
+	__u64 quantize_ns, send_ns, wait_ns;
+};

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* An exchange by tokens (bpf/shared/token_abi.h): rows land in memory that the process has mapped.
+ *
+ * The process fills its frames into a map and sends the first ones. Each lands at its receiver, and
+ * goes back to its sender, whose program fills it with the next frame, for whichever receiver: no
+ * process runs, and no buffer is allocated. A frame that does not arrive is asked for by the receiver's
+ * process, and the sender's program answers. Reference model: testbed/protocol/token/rank.py.
+ */
+#include "lib/frame.h"
+#include "lib/word.h"
+#include "shared/token_abi.h"
+
+const volatile struct token_config token_config = {};
+
+#define TOKEN_ARRAY(name, record)                  \
+	struct {                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY);  \
+		__uint(map_flags, BPF_F_MMAPABLE); \
+		__uint(max_entries, 1);            \
+		__type(key, __u32);                \
+		__type(value, record);             \
+	} name SEC(".maps")
+
+/* The same with elements of `room` bytes. */
+#define TOKEN_BUFFER(name)                         \
+	struct {                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY);  \
+		__uint(map_flags, BPF_F_MMAPABLE); \
+		__uint(max_entries, 1);            \
+		__uint(key_size, sizeof(__u32));   \
+		__uint(value_size, TOKEN_LINE);    \
+	} name SEC(".maps")
+
+TOKEN_ARRAY(token_control, struct token_control);
+TOKEN_ARRAY(token_outs, struct token_out);   /* `outs` of each parity */
+TOKEN_ARRAY(token_order, __u64); /* frames in the order in which they are sent */
+TOKEN_ARRAY(token_slots, struct token_slot); /* `slots` of each parity */
+TOKEN_BUFFER(token_payloads);		     /* data to send, by frame */
+TOKEN_BUFFER(token_landing);		     /* data that has landed, by slot */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, RING_MAX_RANKS);
+	__type(key, __u32);
+	__type(value, struct token_peer);
+} token_peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64[TOKEN_COUNTERS]);
+} token_counters SEC(".maps");
+
+/* Wakes the process; the value is a sequence number. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} token_events SEC(".maps");
+
+static __always_inline void count(__u32 counter, __u64 by)
+{
+	__u32 zero = 0;
+	__u64 *table = bpf_map_lookup_elem(&token_counters, &zero);
+
+	if (table)
+		table[counter] += by;
+}
+
+static __always_inline int drop(__u32 reason)
+{
+	count(reason, 1);
+	return XDP_DROP;
+}
+
+static __always_inline struct token_control *control_of(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&token_control, &zero);
+}
+
+static __always_inline void wake(__u64 seq)
+{
+	bpf_ringbuf_output(&token_events, &seq, sizeof(seq), BPF_RB_FORCE_WAKEUP);
+}
+
+/* The frame's pointer, which a helper call invalidates. */
+static __always_inline struct token_frame *frame_of(struct xdp_md *ctx)
+{
+	struct token_frame *t = (void *)(long)ctx->data;
+
+	return (void *)(t + 1) <= (void *)(long)ctx->data_end ? t : NULL;
+}
+
+/* Address the frame to another rank, and seal it. `length`: of all that follows the header. */
+static __always_inline int send_to(struct token_frame *t, __u32 to, __u32 length)
+{
+	struct ring_frame *f = &t->head;
+
+	frame_address(f, &token_config.peers[token_config.rank % RING_MAX_RANKS],
+		      &token_config.peers[to % RING_MAX_RANKS], length);
+	f->sender = token_config.rank;
+	f->receiver = to;
+	f->length = length;
+	f->checksum = frame_seal(f) + t->check;
+	return XDP_TX;
+}
+
+/* Fill the frame with one of this rank's; `index`: in token_outs. */
+static __always_inline int fill(struct xdp_md *ctx, __u32 index, __u16 attempt)
+{
+	struct token_out *out = bpf_map_lookup_elem(&token_outs, &index);
+	const void *from = bpf_map_lookup_elem(&token_payloads, &index);
+	struct token_frame *t;
+	__u32 bytes;
+
+	if (!out || !from)
+		return XDP_DROP;
+	bytes = out->bytes;
+	asm volatile("" : "+r"(bytes)); /* for the verifier, which loses the bounds */
+	if (bytes > token_config.room ||
+	    bpf_xdp_get_buff_len(ctx) < sizeof(struct token_frame) + bytes)
+		return drop(DROP_BAD_LENGTH);
+	if (bytes && bpf_xdp_store_bytes(ctx, sizeof(struct token_frame), (void *)from, bytes))
+		return drop(DROP_BAD_LENGTH);
+	t = frame_of(ctx);
+	if (!t)
+		return XDP_DROP;
+	t->head.kind = PINCH_EMBED;
+	t->head.seq = out->seq;
+	t->head.number = out->number;
+	t->head.stream = bpf_get_smp_processor_id();
+	t->head.flags = out->flags;
+	t->head.attempt = attempt;
+	t->head.frames = out->frames;
+	t->check = out->check;
+	count(TOKEN_SENT, 1);
+	count(TOKEN_SENT_BYTES, sizeof(struct token_frame) + bytes);
+	return send_to(t, out->receiver, sizeof(t->check) + bytes);
+}
+
+/* A token has come back: take the next frame that is ready. */
+static __always_inline int refill(struct xdp_md *ctx, struct token_control *c)
+{
+	__u64 next = 0, ready;
+	__u64 *frame;
+	__u32 place;
+	int i;
+
+	for (i = 0; i < TOKEN_TRIES; i++) {
+		ready = word_read(&c->ready);
+		next = word_read(&c->next);
+		if (seq_of(next) != seq_of(ready) || next >= ready)
+			return drop(TOKEN_ENDS);
+		if (__sync_val_compare_and_swap(&c->next, next, next + 1) == next)
+			break;
+	}
+	if (i == TOKEN_TRIES)
+		return drop(DROP_CONTENDED);
+	place = next;
+	frame = bpf_map_lookup_elem(&token_order, &place);
+	if (!frame)
+		return XDP_DROP;
+	return fill(ctx, (seq_of(next) & 1) * token_config.outs + *frame, 0);
+}
+
+static __always_inline int on_token(struct xdp_md *ctx, struct token_control *c,
+				    struct ring_frame *f)
+{
+	__u32 sender = f->sender, seq = f->seq, number = f->number, index;
+	const volatile struct token_pair *pair = &token_config.pairs[sender % RING_MAX_RANKS];
+	struct token_out *out;
+
+	if (number >= pair->frames_out)
+		return drop(DROP_BAD_CHUNK);
+	index = (seq & 1) * token_config.outs + pair->out + number;
+	out = bpf_map_lookup_elem(&token_outs, &index);
+	if (!out || *(volatile __u32 *)&out->seq != seq)
+		return drop(DROP_BAD_SEQ);
+	/* Each frame's token is used once, so that duplicates do not multiply. */
+	if (__sync_lock_test_and_set(&out->acked, seq) == seq)
+		return drop(DROP_DUPLICATE);
+	return refill(ctx, c);
+}
+
+/* Say which exchange this rank is in, and which ranks it waits for. */
+static __always_inline int answer(struct token_frame *t, struct token_control *c)
+{
+	struct ring_frame *f = &t->head;
+	__u32 gone = c->gone, late = c->late;
+
+	f->kind = PINCH_HANDSHAKE;
+	f->flags = 0;
+	f->waits = c->waits;
+	f->entered = c->entered;
+	if (c->ended) {
+		f->flags = gone ? TOKEN_ENDED : TOKEN_ENDED | TOKEN_LATE;
+		f->gone = gone ? gone : late;
+	}
+	t->check = 0;
+	count(TOKEN_STATUSES, 1);
+	return send_to(t, f->sender, sizeof(t->check));
+}
+
+/* A partner lacks a frame. */
+static __always_inline int on_ask(struct xdp_md *ctx, struct token_control *c,
+				  struct token_frame *t)
+{
+	struct ring_frame *f = &t->head;
+	__u32 sender = f->sender, seq = f->seq, number = f->number, index;
+	const volatile struct token_pair *pair = &token_config.pairs[sender % RING_MAX_RANKS];
+	struct token_out *out;
+
+	if (number >= pair->frames_out)
+		return drop(DROP_BAD_CHUNK);
+	index = (seq & 1) * token_config.outs + pair->out + number;
+	out = bpf_map_lookup_elem(&token_outs, &index);
+	if (!out)
+		return XDP_DROP;
+	if (c->ended || *(volatile __u32 *)&out->seq != seq)
+		return answer(t, c);
+	count(TOKEN_RESENT, 1);
+	return fill(ctx, index, f->attempt);
+}
+
+static __always_inline int on_status(struct token_control *c, struct ring_frame *f)
+{
+	__u32 sender = f->sender, gone, late;
+	struct token_peer *peer = bpf_map_lookup_elem(&token_peers, &sender);
+
+	if (!peer)
+		return XDP_DROP;
+	__sync_fetch_and_add(&peer->answers, 1);
+	if (!(f->flags & TOKEN_ENDED)) {
+		peer->at = f->entered;
+		peer->waits = f->waits;
+		return XDP_DROP;
+	}
+	gone = f->flags & TOKEN_LATE ? 0 : f->gone;
+	late = f->flags & TOKEN_LATE ? f->late : 0;
+	if (!(gone & ~c->gone) && !(late & ~c->late))
+		return XDP_DROP;
+	__sync_fetch_and_or(&c->gone, gone);
+	__sync_fetch_and_or(&c->late, late);
+	wake(0);
+	return XDP_DROP;
+}
+
+/* Claim a slot for a frame. Claims only move forward: a late frame changes nothing. */
+static __always_inline int claim(struct token_slot *slot, __u32 seq, __u64 *before)
+{
+	for (int i = 0; i < TOKEN_TRIES; i++) {
+		*before = word_read(&slot->claim);
+		if (seq_of(*before) == seq && (__u32)*before != TOKEN_FREE)
+			return DROP_DUPLICATE;
+		if (*before && seq_is_before(seq, seq_of(*before)))
+			return DROP_BAD_SEQ;
+		if (__sync_val_compare_and_swap(&slot->claim, *before,
+						word_of(seq, TOKEN_CLAIMED)) == *before)
+			return -1;
+	}
+	return DROP_CONTENDED;
+}
+
+static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
+				   struct token_frame *t)
+{
+	struct ring_frame *f = &t->head;
+	__u32 sender = f->sender, seq = f->seq, number = f->number, parity = seq & 1;
+	__u32 open = *(volatile __u32 *)&c->open, bytes = f->length - sizeof(t->check);
+	__u32 frames = f->frames, flags = f->flags, index;
+	const volatile struct token_pair *pair = &token_config.pairs[sender % RING_MAX_RANKS];
+	struct token_peer *peer;
+	struct token_slot *slot;
+	__u64 check = t->check, before;
+	void *to;
+	int lost;
+
+	if (f->tag != (__u16)token_config.tag)
+		return drop(DROP_BAD_TENSOR);
+	if (number >= frames || frames > pair->frames_in)
+		return drop(DROP_BAD_CHUNK);
+	if (seq != open && seq != seq_after(open))
+		return drop(DROP_BAD_SEQ);
+	index = parity * token_config.slots + pair->slot + number;
+	slot = bpf_map_lookup_elem(&token_slots, &index);
+	to = bpf_map_lookup_elem(&token_landing, &index);
+	peer = bpf_map_lookup_elem(&token_peers, &sender);
+	if (!slot || !to || !peer)
+		return XDP_DROP;
+	lost = claim(slot, seq, &before);
+	if (lost >= 0)
+		return drop(lost);
+	asm volatile("" : "+r"(bytes)); /* for the verifier, which loses the bounds */
+	if (bytes > token_config.room ||
+	    (bytes && bpf_xdp_load_bytes(ctx, sizeof(struct token_frame), to, bytes))) {
+		__sync_val_compare_and_swap(&slot->claim, word_of(seq, TOKEN_CLAIMED), before);
+		return drop(DROP_BAD_LENGTH);
+	}
+	slot->check = check;
+	slot->bytes = bytes;
+	slot->flags = flags;
+	*(volatile __u64 *)&slot->claim = word_of(seq, TOKEN_LANDED);
+	peer->frames[parity] = frames;
+	count(TOKEN_RECEIVED, 1);
+	__sync_fetch_and_add(&peer->news, 1);
+	if (__sync_fetch_and_add(&peer->landed[parity], 1) + 1 == frames &&
+	    __sync_fetch_and_add(&c->complete[parity], 1) + 1 == token_config.partners)
+		wake(seq);
+	t = frame_of(ctx);
+	if (!t)
+		return XDP_DROP;
+	t->head.kind = PINCH_ACK;
+	t->head.flags = 0;
+	t->check = 0;
+	count(TOKEN_RETURNED, 1);
+	return send_to(t, sender, sizeof(t->check));
+}
+
+/* Does the header belong to this exchange, and is the frame for this rank, from another rank's
+ * address? A switch that has lost its table delivers frames for other ranks, too. */
+static __always_inline int is_for_me(const struct ring_frame *f)
+{
+	__u32 sender = f->sender;
+
+	if (f->cookie != token_config.cookie || f->version != RING_VERSION ||
+	    f->group != token_config.group)
+		return DROP_BAD_COOKIE;
+	if (f->receiver != token_config.rank ||
+	    f->ip.destination != token_config.peers[token_config.rank % RING_MAX_RANKS].ip)
+		return DROP_BAD_RECEIVER;
+	if (sender >= token_config.ranks || sender >= RING_MAX_RANKS ||
+	    sender == token_config.rank || f->ip.source != token_config.peers[sender].ip)
+		return DROP_BAD_RANK;
+	return -1;
+}
+
+/* A frame of this group has arrived on the link. */
+SEC("xdp.frags")
+int token_link(struct xdp_md *ctx)
+{
+	struct ring_frame *f = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct token_frame *t = frame_of(ctx);
+	struct token_control *c = control_of();
+	struct token_peer *peer;
+	__u32 sender;
+	int lost;
+
+	if (!f || !t || !c)
+		return XDP_DROP;
+	lost = is_for_me(f);
+	if (lost >= 0)
+		return drop(lost);
+	if (f->length < sizeof(t->check))
+		return drop(DROP_BAD_LENGTH);
+	if (f->checksum != frame_seal(f) + t->check)
+		return drop(DROP_BAD_CHECKSUM);
+	sender = f->sender;
+	peer = bpf_map_lookup_elem(&token_peers, &sender);
+	if (!peer)
+		return XDP_DROP;
+	__sync_fetch_and_add(&peer->heard, 1);
+	switch (f->kind) {
+	case PINCH_EMBED:
+		return on_rows(ctx, c, t);
+	case PINCH_ACK:
+		return on_token(ctx, c, f);
+	case PINCH_ASK:
+		return on_ask(ctx, c, t);
+	case PINCH_HANDSHAKE:
+		return on_status(c, f);
+	}
+	return drop(DROP_BAD_KIND);
+}
+
+/* The doorbell, which this exchange does not use. */
+SEC("xdp.frags")
+int token_doorbell(struct xdp_md *ctx)
+{
+	return XDP_DROP;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,1 @@
+"""``pinch`` by tokens: rows land where the process adds them up; see docs/pinch.md."""

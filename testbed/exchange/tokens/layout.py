@@ -1,0 +1,124 @@
+"""What a rank exchanges with each partner, in frames. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.core.errors import SpecError
+from testbed.exchange.adjacency import RowFormat
+from testbed.exchange.halo import Halo
+from testbed.kernel.abi import constant, dtype
+
+__all__ = ["Layout", "Partner", "room_of"]
+
+_LINE = constant("TOKEN_LINE")
+_HEAD = dtype("token_frame").itemsize
+_ETHERNET = 14
+
+
+def room_of(mtu: int) -> int:
+    """Bytes of data that a frame has at most: whole cache lines.
+
+    :raises SpecError: There is no room for one.
+    """
+    room = (mtu + _ETHERNET - _HEAD) // _LINE * _LINE
+    if room < _LINE:
+        least = _HEAD - _ETHERNET + _LINE
+        raise SpecError(f"mtu: {mtu} is too small for embeddings: must be {least} or more")
+    return room
+
+
+@dataclass(frozen=True)
+class Partner:
+    """What goes to another rank and comes from it.
+
+    :param rows_in: Rows that it sends; `rows_out`: those for it.
+    :param slot: The first slot for its frames, of `frames_in`; `out`: the first frame for it, of
+        `frames_out`. Where there are no rows, there is one frame that says so.
+    """
+
+    rank: int
+    rows_in: int
+    rows_out: int
+    slot: int
+    frames_in: int
+    out: int
+    frames_out: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The frames of one rank.
+
+    :param room: Bytes of data in a frame.
+    """
+
+    form: RowFormat
+    room: int
+    partners: tuple[Partner, ...]
+
+    @classmethod
+    def plan(cls, form: RowFormat, halo: Halo, mtu: int) -> Layout:
+        """Number the frames of a rank with these halo vertices."""
+        room, slot, out = room_of(mtu), 0, 0
+        partners = []
+        for rank in range(halo.world):
+            rows_in, rows_out = len(halo.sources[rank]), len(halo.sends[rank])
+            if rank == halo.rank or not rows_in + rows_out:
+                continue
+            found = Partner(
+                *(rank, rows_in, rows_out),
+                *(slot, _frames(form, rows_in, room)),
+                *(out, _frames(form, rows_out, room)),
+            )
+            partners.append(found)
+            slot, out = slot + found.frames_in, out + found.frames_out
+        return cls(form, room, tuple(partners))
+
+    @property
+    def slots(self) -> int:
+        """Frames that arrive in an exchange."""
+        return sum(partner.frames_in for partner in self.partners)
+
+    @property
+    def outs(self) -> int:
+        """Frames that are sent in an exchange."""
+        return sum(partner.frames_out for partner in self.partners)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of data in the largest frame that is sent, and so of a token."""
+        most = max((partner.rows_out for partner in self.partners), default=0)
+        return min(self.room, _words(self.form, most))
+
+    @property
+    def order(self) -> NDArray[np.uint64]:
+        """Frames in the order in which they are sent: those for different ranks alternate, so that
+        each has something to do, and the first for each come first.
+        """
+        frames = [
+            (number, partner.out + number)
+            for partner in self.partners
+            for number in range(partner.frames_out)
+        ]
+        return np.array([frame for _, frame in sorted(frames)], np.uint64)
+
+    def offsets(self) -> NDArray[np.uint32]:
+        """Where each halo row lands, in units of 4 bytes from where those of an exchange do."""
+        places = [
+            partner.slot * self.room + self.form.row_bytes * np.arange(partner.rows_in)
+            for partner in self.partners
+        ]
+        return (np.concatenate([np.zeros(0, int), *places]) // 4).astype(np.uint32)
+
+
+def _words(form: RowFormat, rows: int) -> int:
+    """Bytes of a message, in whole words."""
+    return (form.message_bytes(rows) + 7) // 8 * 8
+
+
+def _frames(form: RowFormat, rows: int, room: int) -> int:
+    return max(1, -(-_words(form, rows) // room))

@@ -1,0 +1,388 @@
+// The process's side of an exchange by tokens: bpf/shared/token_abi.h. It packs all frames, sends the
+// first ones, and sleeps until everything has landed.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "clock.h"
+#include "lanes.h"
+#include "rows.h"
+
+#include "lib/frame.h"
+#include "lib/seq.h"
+#include "shared/token_native_abi.h"
+
+#define BATCH 32 // frames of one system call
+
+static struct token_out *out_at(const struct tokens *t, uint32_t seq, uint32_t frame)
+{
+	return &t->outs[(seq & 1) * t->config->outs + frame];
+}
+
+static char *payload_at(const struct tokens *t, uint32_t seq, uint32_t frame)
+{
+	return t->payloads + ((uint64_t)(seq & 1) * t->config->outs + frame) * t->config->room;
+}
+
+static struct token_slot *slot_at(const struct tokens *t, uint32_t slot)
+{
+	return &t->slots[(t->seq & 1) * t->config->slots + slot];
+}
+
+static const char *landed_at(const struct tokens *t, uint32_t slot)
+{
+	return t->landing + ((uint64_t)(t->seq & 1) * t->config->slots + slot) * t->config->room;
+}
+
+// Bytes of a message, in whole words.
+static uint64_t message_bytes(const struct tokens *t, uint64_t rows)
+{
+	return t->meeting ? 0 : (rows * (t->source.row_bytes + (t->stepped ? 4 : 0)) + 7) / 8 * 8;
+}
+
+static uint32_t frames_of(const struct tokens *t, uint64_t rows)
+{
+	uint64_t bytes = message_bytes(t, rows), room = t->config->room;
+
+	return bytes ? (bytes + room - 1) / room : 1;
+}
+
+// Bytes of data in frame `number` of a message.
+static uint32_t bytes_of(const struct tokens *t, uint64_t rows, uint32_t number)
+{
+	uint64_t left = message_bytes(t, rows) - (uint64_t)number * t->config->room;
+
+	return left < t->config->room ? left : t->config->room;
+}
+
+// Pack what frame `number` of a message holds, and the frame.
+static void pack_frame(struct tokens *t, struct token_partner *p, const float *x, uint32_t number)
+{
+	uint32_t first = t->config->pairs[p->rank].out, bytes = bytes_of(t, p->rows_out, number);
+	uint64_t room = t->config->room, row_bytes = t->source.row_bytes;
+	uint64_t end = (uint64_t)number * room + bytes, rows = (end + row_bytes - 1) / row_bytes;
+	char *message = payload_at(t, t->seq, first), *steps = message + p->rows_out * row_bytes;
+	char *rest = steps + (t->stepped ? 4 * p->rows_out : 0);
+	struct token_out *out = out_at(t, t->seq, first + number);
+
+	rows = rows < p->rows_out ? rows : p->rows_out;
+	if (rows > p->packed) {
+		uint32_t absmax = pack_rows(
+			&t->source, x, p->rows + p->packed, rows - p->packed, p->rows_out - p->packed,
+			message + p->packed * row_bytes,
+			t->stepped ? (float *)(steps + 4 * p->packed) : NULL);
+
+		if (absmax >= INFINITE)
+			p->flags_out |= TOKEN_NONFINITE;
+		if (absmax >= bits_of(power_of_two(LARGE)))
+			p->flags_out |= TOKEN_LARGE;
+		p->packed = rows;
+	}
+	if (bytes && message + end > rest) // in the last frame: what makes a whole word of it
+		memset(rest, 0, message + end - rest);
+	out->check = sums_of((const uint64_t *)(message + number * room), bytes / 8).weighed;
+	out->bytes = bytes;
+	out->flags = p->flags_out;
+	out->number = number;
+	out->frames = frames_of(t, p->rows_out);
+	out->receiver = p->rank;
+	__atomic_store_n(&out->seq, t->seq, __ATOMIC_RELEASE);
+	t->flags |= p->flags_out;
+}
+
+static struct token_frame head_of(const struct tokens *t, uint32_t to, uint8_t kind, uint32_t seq,
+				  uint32_t length)
+{
+	const struct token_config *c = t->config;
+	struct token_frame f = { .head = {
+					 .magic = RING_MAGIC,
+					 .version = RING_VERSION,
+					 .kind = kind,
+					 .group = c->group,
+					 .cookie = c->cookie,
+					 .seq = seq,
+					 .sender = c->rank,
+					 .receiver = to,
+					 .length = sizeof(f.check) + length,
+					 .tag = c->tag,
+				 } };
+
+	frame_address(&f.head, &c->peers[c->rank], &c->peers[to], f.head.length);
+	return f;
+}
+
+static void seal(struct token_frame *f)
+{
+	f->head.checksum = frame_seal(&f->head) + f->check;
+}
+
+// Send frames; `data` of each is read from its second part. Returns an errno, or 0.
+static int send_frames(struct tokens *t, struct token_frame *frames, char *const *data, int count,
+		       uint32_t bytes)
+{
+	struct iovec parts[2 * BATCH];
+	struct mmsghdr messages[BATCH] = {};
+	int sent = 0, done;
+
+	for (int i = 0; i < count; i++) {
+		parts[2 * i] = (struct iovec){ &frames[i], sizeof(frames[i]) };
+		parts[2 * i + 1] = (struct iovec){ data[i], bytes };
+		messages[i].msg_hdr.msg_iov = &parts[2 * i];
+		messages[i].msg_hdr.msg_iovlen = 2;
+	}
+	while (sent < count) {
+		done = sendmmsg(t->link, messages + sent, count - sent, 0);
+		if (done > 0)
+			sent += done;
+		else if (errno != EINTR && errno != ENOBUFS && errno != EAGAIN)
+			return errno;
+	}
+	return 0;
+}
+
+// Send the first frames, each a token.
+static int send_first(struct tokens *t, uint32_t total)
+{
+	uint32_t left = t->window < total ? t->window : total;
+
+	while (left) {
+		struct token_frame frames[BATCH];
+		char *data[BATCH];
+		int count = 0, error;
+
+		for (; count < BATCH && left; count++, left--) {
+			__u64 next = __atomic_load_n(&t->control->next, __ATOMIC_SEQ_CST);
+			struct token_out *out;
+			uint32_t frame;
+
+			// Tokens of the exchange before may come back late, and take frames.
+			while ((uint32_t)next < total &&
+			       !__atomic_compare_exchange_n(&t->control->next, &next, next + 1, 0,
+							    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+				;
+			if ((uint32_t)next >= total) {
+				left = 0;
+				break;
+			}
+			frame = t->order[(uint32_t)next];
+			out = out_at(t, t->seq, frame);
+			frames[count] = head_of(t, out->receiver, PINCH_EMBED, t->seq, out->bytes);
+			frames[count].head.number = out->number;
+			frames[count].head.flags = out->flags;
+			frames[count].head.frames = out->frames;
+			frames[count].check = out->check;
+			seal(&frames[count]);
+			data[count] = payload_at(t, t->seq, frame);
+		}
+		error = send_frames(t, frames, data, count, t->wire);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+int tokens_send(struct tokens *t, const float *x);
+
+// Enter the exchange that is open: pack all frames, and send the first. Without `x`, ranks only
+// meet. Returns an errno, or 0.
+int tokens_send(struct tokens *t, const float *x)
+{
+	uint64_t base = (uint64_t)t->seq << 32, start = now_ns(), packed;
+	// Each partner's first frame comes before any other.
+	uint32_t total = x ? t->config->outs : t->config->partners;
+	int error;
+
+	t->meeting = !x;
+	t->flags = 0;
+	t->nonfinite = 0;
+	for (uint32_t i = 0; i < t->config->partners; i++) {
+		t->partners[i].packed = 0;
+		t->partners[i].flags_out = 0;
+	}
+	__atomic_store_n(&t->control->entered, t->seq, __ATOMIC_RELEASE);
+	for (uint32_t n = 0; n < total; n++) {
+		uint32_t frame = t->order[n];
+		struct token_partner *p = &t->partners[t->partner_of[frame]];
+
+		pack_frame(t, p, x, frame - t->config->pairs[p->rank].out);
+	}
+	if (t->flags & TOKEN_NONFINITE)
+		t->nonfinite |= 1u << t->config->rank;
+	packed = now_ns();
+	t->quantize_ns += packed - start;
+	__atomic_store_n(&t->control->ready, base, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&t->control->next, base, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&t->control->ready, base | total, __ATOMIC_SEQ_CST);
+	error = send_first(t, total);
+	t->send_ns += now_ns() - packed;
+	return error;
+}
+
+int tokens_ask(struct tokens *t, uint32_t rank, const uint32_t *numbers, uint32_t count,
+	       uint32_t attempt);
+
+// Ask a rank for frames. Returns an errno, or 0.
+int tokens_ask(struct tokens *t, uint32_t rank, const uint32_t *numbers, uint32_t count,
+	       uint32_t attempt)
+{
+	struct token_frame frames[BATCH];
+	char *data[BATCH];
+	uint32_t n = 0;
+
+	for (; n < count && n < BATCH; n++) {
+		frames[n] = head_of(t, rank, PINCH_ASK, t->seq, 0);
+		frames[n].head.number = numbers[n];
+		frames[n].head.attempt = attempt;
+		seal(&frames[n]);
+		data[n] = t->payloads; // it only has to be as long as the answer
+	}
+	return send_frames(t, frames, data, n, t->config->room);
+}
+
+int tokens_end(struct tokens *t, uint32_t gone, uint32_t late);
+
+// Tell all partners that this rank has given up. Returns an errno, or 0.
+int tokens_end(struct tokens *t, uint32_t gone, uint32_t late)
+{
+	int error = 0;
+
+	__atomic_fetch_or(&t->control->gone, gone, __ATOMIC_SEQ_CST);
+	__atomic_fetch_or(&t->control->late, late, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&t->control->ended, 1, __ATOMIC_SEQ_CST);
+	for (uint32_t i = 0; i < t->config->partners && !error; i++) {
+		struct token_frame f =
+			head_of(t, t->partners[i].rank, PINCH_HANDSHAKE, t->seq, 0);
+
+		f.head.flags = gone ? TOKEN_ENDED : TOKEN_ENDED | TOKEN_LATE;
+		f.head.gone = gone ? gone : late;
+		seal(&f);
+		error = send_frames(t, &f, &t->payloads, 1, 0);
+	}
+	return error;
+}
+
+// Take what has landed from a partner: verify it, and find its steps. Returns enum tokens_waited.
+static int take(struct tokens *t, struct token_partner *p)
+{
+	const struct token_pair *pair = &t->config->pairs[p->rank];
+	uint32_t parity = t->seq & 1, frames = frames_of(t, p->rows_in), bad = 0;
+	struct token_peer *peer = &t->peers[p->rank];
+	uint64_t rows = p->rows_in * t->source.row_bytes;
+
+	if (peer->frames[parity] != frames) {
+		t->failed = p->rank;
+		return TOKENS_DIFFER;
+	}
+	for (uint32_t number = 0; number < frames; number++) {
+		struct token_slot *slot = slot_at(t, pair->slot + number);
+
+		if (slot->bytes != bytes_of(t, p->rows_in, number)) {
+			t->failed = p->rank;
+			return TOKENS_DIFFER;
+		}
+		bad += sums_of((const uint64_t *)landed_at(t, pair->slot + number), slot->bytes / 8)
+			       .weighed != slot->check;
+	}
+	if (bad) { // as if they had not come
+		__atomic_fetch_sub(&t->control->complete[parity], 1, __ATOMIC_SEQ_CST);
+		__atomic_fetch_sub(&peer->landed[parity], bad, __ATOMIC_SEQ_CST);
+		for (uint32_t number = 0; number < frames; number++) {
+			struct token_slot *slot = slot_at(t, pair->slot + number);
+			const char *data = landed_at(t, pair->slot + number);
+
+			if (sums_of((const uint64_t *)data, slot->bytes / 8).weighed != slot->check)
+				__atomic_store_n(&slot->claim, (uint64_t)t->seq << 32 | TOKEN_FREE,
+						 __ATOMIC_SEQ_CST);
+		}
+		return TOKENS_DAMAGED;
+	}
+	for (uint32_t number = 0; number < frames; number++)
+		p->frames_taken |= slot_at(t, pair->slot + number)->flags << 1;
+	if (t->stepped && p->rows_in && !t->meeting)
+		memcpy(t->steps + p->first_row, landed_at(t, pair->slot) + rows, 4 * p->rows_in);
+	return TOKENS_COMPLETE;
+}
+
+static int take_all(struct tokens *t)
+{
+	int result = TOKENS_COMPLETE;
+
+	for (uint32_t i = 0; i < t->config->partners; i++) {
+		struct token_partner *p = &t->partners[i];
+		int outcome;
+
+		p->frames_taken = 0;
+		outcome = take(t, p);
+		if (outcome == TOKENS_DIFFER)
+			return outcome;
+		if (outcome == TOKENS_DAMAGED)
+			result = outcome;
+		t->flags |= p->frames_taken >> 1;
+		if (p->frames_taken >> 1 & TOKEN_NONFINITE)
+			t->nonfinite |= 1u << p->rank;
+	}
+	return result;
+}
+
+int tokens_wait(struct tokens *t, int64_t ns);
+
+// Sleep until everything has landed, or time is up. Returns enum tokens_waited.
+int tokens_wait(struct tokens *t, int64_t ns)
+{
+	uint64_t start = now_ns(), end = start + (ns > 0 ? ns : 0);
+	const uint32_t *complete = &t->control->complete[t->seq & 1];
+	int result = -1;
+
+	while (result < 0) {
+		struct pollfd p = { t->events, POLLIN, 0 };
+		uint64_t now;
+		struct timespec left;
+
+		if (t->control->gone || t->control->late) {
+			result = TOKENS_OVER;
+			break;
+		}
+		if (__atomic_load_n(complete, __ATOMIC_ACQUIRE) == t->config->partners) {
+			t->wait_ns += now_ns() - start;
+			return take_all(t);
+		}
+		// What comes from here on wakes this thread.
+		__atomic_store_n(t->consumer, __atomic_load_n(t->producer, __ATOMIC_ACQUIRE),
+				 __ATOMIC_SEQ_CST);
+		if (__atomic_load_n(complete, __ATOMIC_SEQ_CST) == t->config->partners)
+			continue;
+		now = now_ns();
+		if (now >= end) {
+			result = TOKENS_TIME_UP;
+			break;
+		}
+		left = (struct timespec){ (end - now) / 1000000000, (end - now) % 1000000000 };
+		ppoll(&p, 1, &left, NULL);
+	}
+	t->wait_ns += now_ns() - start;
+	return result;
+}
+
+void tokens_open(struct tokens *t, uint32_t seq);
+
+// Leave the exchange that has been taken, and open the next.
+void tokens_open(struct tokens *t, uint32_t seq)
+{
+	uint32_t parity = t->seq & 1;
+
+	if (t->seq)
+		for (uint32_t i = 0; i < t->config->partners; i++) {
+			struct token_peer *peer = &t->peers[t->partners[i].rank];
+
+			peer->frames[parity] = 0;
+			__atomic_store_n(&peer->landed[parity], 0, __ATOMIC_SEQ_CST);
+		}
+	__atomic_store_n(&t->control->complete[parity], 0, __ATOMIC_SEQ_CST);
+	t->seq = seq;
+	__atomic_store_n(&t->control->open, seq, __ATOMIC_SEQ_CST);
+}
