@@ -228,7 +228,7 @@ class Header:
     front, blamed, reason = Member("front"), Member("blamed"), Member("reason")
     acked, summed = Member("acked"), Member("summed")
     number, serial, flow = Member("number"), Member("serial"), Member("flow")
-    waits, entered = Member("waits"), Member("entered")
+    waits, entered, frames = Member("waits"), Member("entered"), Member("frames")
     nonfinite, gone, late = Member("nonfinite"), Member("gone"), Member("late")
 
 

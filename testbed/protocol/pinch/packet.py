@@ -120,7 +120,7 @@ class Packet(_Fields):
     __slots__ = ()
 
     number, serial, flow = Member("number"), Member("serial"), Member("flow")
-    waits, entered = Member("waits"), Member("entered")
+    waits, entered, frames = Member("waits"), Member("entered"), Member("frames")
     nonfinite, gone, late = Member("nonfinite"), Member("gone"), Member("late")
 
     def having(self, **members: int) -> Packet:

@@ -1,0 +1,1 @@
+"""Exchanges by tokens, without I/O or clocks: see docs/pinch.md."""

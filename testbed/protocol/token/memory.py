@@ -1,0 +1,139 @@
+"""The memory that one rank's programs and process share (``bpf/shared/token_abi.h``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from testbed.kernel.abi import constant, counter_names
+
+__all__ = ["COUNTERS", "FLAGS", "NO_PAIR", "Config", "Memory", "Out", "Pair", "Peer", "Slot"]
+
+COUNTERS = counter_names("token_counter", "TOKEN_")
+
+
+class FLAGS:
+    """``enum token_flag``."""
+
+    NONFINITE = constant("TOKEN_NONFINITE")
+    LARGE = constant("TOKEN_LARGE")
+    ENDED = constant("TOKEN_ENDED")
+    LATE = constant("TOKEN_LATE")
+
+
+class Pair(NamedTuple):
+    """``struct token_pair``."""
+
+    slot: int = 0
+    frames_in: int = 0
+    out: int = 0
+    frames_out: int = 0
+
+
+NO_PAIR = Pair()
+
+
+class Out(NamedTuple):
+    """``struct token_out``, and the words of its data."""
+
+    check: int = 0
+    seq: int = 0
+    receiver: int = 0
+    number: int = 0
+    frames: int = 0
+    flags: int = 0
+    acked: int = 0
+    data: tuple[int, ...] = ()
+
+
+class Slot(NamedTuple):
+    """``struct token_slot``, and the words of its data."""
+
+    claim: int = 0
+    check: int = 0
+    flags: int = 0
+    data: tuple[int, ...] = ()
+
+
+class Peer(NamedTuple):
+    """``struct token_peer``."""
+
+    landed: tuple[int, int] = (0, 0)
+    frames: tuple[int, int] = (0, 0)
+    heard: int = 0
+    news: int = 0
+    answers: int = 0
+    at: int = 0
+    waits: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """``struct token_config``.
+
+    :param room: Words of data in a frame, at most.
+    :param pairs: By rank.
+    :param order: Frames in the order in which they are sent.
+    """
+
+    cookie: int
+    rank: int
+    ranks: int
+    group: int
+    tag: int
+    room: int
+    pairs: tuple[Pair, ...]
+    order: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Frames that arrive in an exchange, at most."""
+        return sum(pair.frames_in for pair in self.pairs)
+
+    @property
+    def outs(self) -> int:
+        """Frames that are sent in an exchange, at most."""
+        return sum(pair.frames_out for pair in self.pairs)
+
+    @property
+    def partners(self) -> tuple[int, ...]:
+        """Ranks with which this one exchanges frames."""
+        return tuple(rank for rank, pair in enumerate(self.pairs) if pair.frames_in)
+
+
+@dataclass
+class Memory:
+    """``struct token_control`` and the maps."""
+
+    config: Config
+    open: int = 0
+    entered: int = 0
+    waits: int = 0
+    gone: int = 0
+    late: int = 0
+    ended: int = 0
+    ready: int = 0
+    next: int = 0
+    complete: list[int] = field(default_factory=lambda: [0, 0])
+    outs: list[Out] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    wakes: int = 0
+
+    def __post_init__(self) -> None:
+        self.outs = self.outs or [Out()] * (2 * self.config.outs)
+        self.slots = self.slots or [Slot()] * (2 * self.config.slots)
+        self.peers = self.peers or [Peer()] * self.config.ranks
+
+    def save(self) -> tuple[Any, ...]:
+        """All that decides what happens next: neither counters nor wake-ups."""
+        words = self.open, self.entered, self.waits, self.gone, self.late, self.ended
+        tables = tuple(self.complete), tuple(self.outs), tuple(self.slots), tuple(self.peers)
+        return (*words, self.ready, self.next, *tables)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Go back to a saved state."""
+        self.open, self.entered, self.waits, self.gone, self.late, self.ended = saved[:6]
+        self.ready, self.next = saved[6:8]
+        self.complete, self.outs, self.slots, self.peers = map(list, saved[8:])

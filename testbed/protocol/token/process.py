@@ -1,0 +1,174 @@
+"""The process of a rank of an exchange by tokens: reference model of
+``testbed/native/tokens.c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.protocol.pinch.packet import Packet, check_of
+from testbed.protocol.sequence import word_of
+from testbed.protocol.token.memory import FLAGS, Out, Slot
+from testbed.protocol.token.rank import FREE, LANDED, Rank, sealed
+from testbed.protocol.wire import PinchKind
+
+__all__ = ["Process"]
+
+
+class Process:
+    """The process of one rank.
+
+    :param window: Tokens that it sends.
+    """
+
+    def __init__(self, rank: Rank, window: int) -> None:
+        self.rank, self.window = rank, window
+        self.seq = 0
+
+    def open(self, seq: int) -> None:
+        """Leave the exchange that has been taken, and accept frames of the next
+        (``tokens_open``).
+        """
+        rank, parity = self.rank, self.seq & 1
+        for partner in rank.config.partners if self.seq else ():
+            peer = rank.peers[partner]
+            landed, frames = list(peer.landed), list(peer.frames)
+            landed[parity] = frames[parity] = 0
+            rank.peers[partner] = peer._replace(
+                landed=(landed[0], landed[1]), frames=(frames[0], frames[1])
+            )
+        rank.complete[parity] = 0
+        self.seq = rank.open = seq
+
+    def send(self, messages: dict[int, Sequence[tuple[int, ...]]], flags: int = 0) -> list[Packet]:
+        """Enter the exchange that is open, and return the first frames (``tokens_send``).
+
+        :param messages: By partner, the data of each of its frames.
+        """
+        rank, config = self.rank, self.rank.config
+        first = (self.seq & 1) * config.outs
+        rank.entered = self.seq
+        for partner, frames in messages.items():
+            for number, data in enumerate(frames):
+                index = first + config.pairs[partner].out + number
+                rank.outs[index] = Out(
+                    check_of(data),
+                    self.seq,
+                    partner,
+                    number,
+                    len(frames),
+                    flags,
+                    rank.outs[index].acked,
+                    tuple(data),
+                )
+        total = sum(map(len, messages.values()))
+        rank.ready = rank.next = word_of(self.seq, 0)
+        rank.ready += total
+        blank = Packet(
+            config.rank,
+            config.rank,
+            PinchKind.ACK,
+            config.group,
+            config.cookie,
+            tag=config.tag,
+            body=(0,) * (1 + config.room),
+            prev=0,
+        )
+        sent = []
+        for _ in range(min(self.window, total)):
+            packet = rank.refill(blank)
+            rank.counters["sent"] -= 1  # by the process
+            assert packet is not None
+            sent.append(packet)
+        return sent
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything has landed."""
+        return self.rank.complete[self.seq & 1] == len(self.rank.config.partners)
+
+    def take(self) -> dict[int, list[tuple[int, ...]]] | None:
+        """Verify all that has landed; return the data of each partner's frames, or None if some is
+        damaged: that is as if it had not come.
+        """
+        rank, parity = self.rank, self.seq & 1
+        found: dict[int, list[tuple[int, ...]]] = {}
+        intact = True
+        for partner in rank.config.partners:
+            first = parity * rank.config.slots + rank.config.pairs[partner].slot
+            places = range(first, first + rank.peers[partner].frames[parity])
+            bad = [each for each in places if not _is_intact(rank.slots[each])]
+            if bad:
+                intact = False
+                rank.complete[parity] -= 1
+                peer = rank.peers[partner]
+                landed = list(peer.landed)
+                landed[parity] -= len(bad)
+                rank.peers[partner] = peer._replace(landed=(landed[0], landed[1]))
+                for each in bad:
+                    free = word_of(self.seq, FREE)
+                    rank.slots[each] = rank.slots[each]._replace(claim=free)
+            found[partner] = [rank.slots[each].data for each in places]
+        return found if intact else None
+
+    def missing(self, partner: int) -> list[int]:
+        """Numbers of the frames that have not landed from a partner; where none has, its first."""
+        rank, parity = self.rank, self.seq & 1
+        pair = rank.config.pairs[partner]
+        first, count = parity * rank.config.slots + pair.slot, rank.peers[partner].frames[parity]
+        landed = word_of(self.seq, LANDED)
+        return [
+            number for number in range(count or 1) if rank.slots[first + number].claim != landed
+        ]
+
+    def ask(self, partner: int, number: int, attempt: int) -> Packet:
+        """Ask a partner for a frame (``tokens_ask``)."""
+        config = self.rank.config
+        return sealed(
+            Packet(
+                config.rank,
+                partner,
+                PinchKind.ASK,
+                config.group,
+                config.cookie,
+                self.seq,
+                sender=config.rank,
+                receiver=partner,
+                length=8,
+                tag=config.tag,
+                attempt=attempt,
+                prev=0,
+                body=(0,) * (1 + config.room),
+            ).having(number=number)
+        )
+
+    def end(self, gone: int, late: int) -> list[Packet]:
+        """Give up, and tell all partners (``tokens_end``)."""
+        rank, config = self.rank, self.rank.config
+        rank.gone |= gone
+        rank.late |= late
+        rank.ended = 1
+        return [
+            sealed(
+                Packet(
+                    config.rank,
+                    partner,
+                    PinchKind.HANDSHAKE,
+                    config.group,
+                    config.cookie,
+                    self.seq,
+                    sender=config.rank,
+                    receiver=partner,
+                    flags=FLAGS.ENDED | (0 if gone else FLAGS.LATE),
+                    length=8,
+                    tag=config.tag,
+                    prev=0,
+                    body=(0,),
+                ).having(gone=gone or late)
+            )
+            for partner in config.partners
+        ]
+
+
+def _is_intact(slot: Slot) -> bool:
+    return check_of(slot.data) == slot.check
