@@ -120,6 +120,7 @@ class Memory:
     peers: list[Peer] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     wakes: int = 0
+    cpu: int = 0  # on which the program runs
 
     def __post_init__(self) -> None:
         self.outs = self.outs or [Out()] * (2 * self.config.outs)

@@ -185,7 +185,7 @@ class Rank(Memory):
         filled = packet._replace(
             kind=PinchKind.EMBED,
             seq=out.seq,
-            stream=0,
+            stream=self.cpu,
             flags=out.flags,
             attempt=attempt,
             body=(out.check, *out.data, *rest),
