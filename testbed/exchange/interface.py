@@ -16,7 +16,7 @@ from testbed.comm.group import GroupSpec
 from testbed.core.errors import SpecError
 from testbed.core.tables import checked, path_of
 from testbed.exchange.adjacency import Adjacency
-from testbed.exchange.options import Adder, ExchangeTerms, Processing, SumWidth
+from testbed.exchange.options import Adder, Broadcast, ExchangeTerms, Processing, SumWidth
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
@@ -57,7 +57,7 @@ class ExchangeSpec:
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
-    :param bound: Of `ExchangeTerms`, as are `staleness`, `processing`, `aggregate` and `sums`.
+    :param bound: Of `ExchangeTerms`, as are the others that are not explained here.
     :param exponent: All ranks' magnitudes are below ``2**exponent``, so ranks need not agree on a
         scale; larger ones are an error (pinch). None: ranks agree every time.
     :raises SpecError: A field is out of range.
@@ -70,6 +70,7 @@ class ExchangeSpec:
     bound: float | None = None
     staleness: int = 10
     exponent: int | None = None
+    broadcast: Broadcast = "tc"
     processing: Processing = "pinned"
     aggregate: Adder = "kernel"
     sums: SumWidth = "wide"
@@ -89,6 +90,8 @@ class ExchangeSpec:
                 "exchange: bound: aggregate must be kernel, where sums stay from one exchange to"
                 " the next"
             )
+        if self.broadcast == "tokens" and self.aggregate == "kernel":
+            raise SpecError("exchange: broadcast: tokens: aggregate must be process")
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': needs a halo with weights")
         if self.exponent is not None and (

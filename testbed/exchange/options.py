@@ -11,6 +11,7 @@ from testbed.core.tables import Table
 
 __all__ = [
     "Adder",
+    "Broadcast",
     "ExchangeOptions",
     "ExchangeTerms",
     "HaloChoice",
@@ -21,6 +22,7 @@ __all__ = [
 
 Processing = Literal["spread", "pinned"]
 Adder = Literal["kernel", "process"]
+Broadcast = Literal["tc", "tokens"]
 HaloChoice = Literal["rows", "cover"]
 SumWidth = Literal["wide", "packed"]
 
@@ -54,6 +56,13 @@ class ExchangeTerms(Table):
         le=1 << 31,  # exchanges are counted in 32 bits
         description=(
             "pinch sends a vertex after this many exchanges at the latest, whatever the bound"
+        ),
+    )
+    broadcast: Broadcast = Field(
+        default="tc",
+        description=(
+            "how pinch brings rows to several ranks: tc, a TC program clones frames, or tokens,"
+            " frames that come back and are filled again, so far with aggregate = process"
         ),
     )
     processing: Processing = Field(

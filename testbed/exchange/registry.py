@@ -38,16 +38,10 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
     "testbed.exchange.interface:Exchange",
     {
         "pinch": ExchangeEntry(
-            "testbed.exchange.pinch.exchange:Pinch",
+            "testbed.exchange.pinch.choice:open_pinch",
             "xdp",
-            "broadcast by a TC program, aggregation by an XDP program",
+            "broadcast by a TC program or by tokens, aggregation by an XDP program or the process",
             generic=False,
-            all_reduce="xdp-ring",
-        ),
-        "tokens": ExchangeEntry(
-            "testbed.exchange.tokens.exchange:Tokens",
-            "xdp",
-            "prototype",
             all_reduce="xdp-ring",
         ),
         "tcp-pull": ExchangeEntry(

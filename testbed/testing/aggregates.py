@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.adjacency import Adjacency, RowLanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import HaloChoice, SumWidth
@@ -18,6 +18,7 @@ from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
 from testbed.exchange.pinch.layout import HEADROOM, is_packed
 from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
+from testbed.protocol.rows import pack_int16
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
 from testbed.testing.reference import agree
@@ -192,11 +193,18 @@ def float_aggregates(
     x: NDArray[np.float32],
     aggregation: Aggregation,
     choice: HaloChoice = "rows",
+    lanes: RowLanes = "float32",
 ) -> list[NDArray[np.float32]]:
-    """What each rank's `aggregate` must give where processes add up float32 rows, bit for bit."""
+    """What each rank's `aggregate` must give where processes add up rows, bit for bit.
+
+    :param lanes: How rows travel.
+    """
     halos, dim = graph.halos_of(choice), x.shape[1]
     if choice == "cover":
         x = Travelling(halos, aggregation).rows(graph, x, aggregation)
+    if lanes == "int16":
+        words, steps = pack_int16(x)
+        x = words * steps[:, None]  # exact: steps are powers of two
     found = []
     for halo in halos:
         out = np.empty((halo.num_owned, dim), np.float32)

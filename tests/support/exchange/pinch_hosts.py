@@ -10,8 +10,9 @@ from testbed.comm.group import GroupSpec, Lanes, make_groups
 from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
 from testbed.datapath import set_datapath
+from testbed.exchange.adjacency import RowLanes
 from testbed.exchange.interface import Aggregation, ExchangeSpec
-from testbed.exchange.options import Adder, HaloChoice, SumWidth
+from testbed.exchange.options import Adder, Broadcast, HaloChoice, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
@@ -75,13 +76,15 @@ def assert_exact(
     choice: HaloChoice = "rows",
     adder: Adder = "kernel",
     width: SumWidth = "wide",
+    broadcast: Broadcast = "tc",
 ) -> None:
-    """Check that every rank has the sums of its lanes, or of float32 rows, bit for bit.
+    """Check that every rank has the sums of its lanes, or of rows, bit for bit.
 
     :param guess: See `exact_aggregates`; `choice` likewise.
     """
+    travel: RowLanes = "int16" if broadcast == "tokens" and lanes == "int16" else "float32"
     expected = (
-        float_aggregates(graph, x, kind, choice)
+        float_aggregates(graph, x, kind, choice, travel)
         if adder == "process"
         else exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess, choice, width)
     )
@@ -108,6 +111,7 @@ class Opened(Closing):
         self.choice: HaloChoice = options.pop("halo", "rows")
         self.adder: Adder = options.get("aggregate", "kernel")
         self.width: SumWidth = options.get("sums", "wide")
+        self.broadcast: Broadcast = options.get("broadcast", "tc")
         self.open = False
         self.guess = ScaleGuess(slack=SLACK)
         groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
@@ -152,6 +156,7 @@ class Opened(Closing):
                 self.choice,
                 self.adder,
                 self.width,
+                self.broadcast,
             )
 
     def measures(self) -> dict[str, float]:

@@ -1,0 +1,174 @@
+"""Exchanges by tokens on real hosts: rows bit for bit, under faults, and how they end."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from testbed.core.errors import CollectiveError
+from testbed.testing import assert_faults_fired
+from testbed.testing.graphs import draw_partitioned, embeddings
+from tests.support.exchange.pinch_hosts import PinchHosts, aggregate_in, assert_exact, close_in
+from tests.support.tiers import broad
+
+pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
+
+TOKENS = {"broadcast": "tokens", "aggregate": "process"}
+MAX = np.finfo(np.float32).max
+FAULTS = [
+    ["drop p=0.1", "duplicate p=0.1", "delay p=0.1 delay=2ms jitter=1ms"],
+    ["drop p=0.3"],
+    ["corrupt p=0.1 bits=3"],
+    ["duplicate p=0.5 copies=2"],
+    ["reorder p=0.2 behind=5", "delay p=0.2 delay=5ms jitter=4ms"],
+    ["burst enter=0.02 leave=0.5"],
+    ["drop p=0.5 kind=ack"],
+    ["delay delay=20ms jitter=15ms"],
+    ["link-down host=h2 at=5ms for=300ms"],
+    ["pause host=h3 at=5ms for=500ms"],
+    ["flood switch=s1"],
+]
+
+
+@pytest.fixture
+def hosts(fabric, workers) -> PinchHosts:
+    return PinchHosts(fabric, workers)
+
+
+@pytest.mark.parametrize("lanes", ["int16", "int32"])
+@pytest.mark.parametrize("kind", broad(["weighted", "sum", "max"]))
+def test_rows_arrive_bit_for_bit(hosts, kind, lanes, assert_nothing_left) -> None:
+    for ranks, dim, halo in ((2, 64, "rows"), (4, 17, "cover"), (3, 512, "rows"), (4, 1, "cover")):
+        graph = draw_partitioned(ranks, 500, 4000, ranks, hub=3000)
+        inputs = [embeddings(turn, graph, dim) for turn in range(4)]
+        with hosts.open(graph, dim, kind, lanes, halo=halo, **TOKENS) as exchange:
+            exchange.check(inputs)
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "mtu",
+    broad(
+        pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu, datapath="xdp"))
+        for mtu in (65535, 9000, 576, 3506)
+    ),
+)
+def test_other_mtus(hosts, mtu) -> None:
+    graph = draw_partitioned(0, 2000, 15_000, 3)
+    for dim, lanes in ((5, "int16"), (512, "int32")):
+        with hosts.open(graph, dim, "weighted", lanes, **TOKENS) as exchange:
+            exchange.check([embeddings(turn, graph, dim) for turn in range(3)])
+
+
+def test_many_in_a_row(hosts) -> None:
+    graph = draw_partitioned(0, 60, 500, 4)
+    inputs = [embeddings(turn, graph, 3) for turn in range(3)]
+    with hosts.open(graph, 3, **TOKENS) as exchange:
+        exchange.check(inputs, times=200)
+
+
+@pytest.mark.deep
+def test_ranks_without_vertices_or_partners(hosts) -> None:
+    for empty, aloof in (((1,), (3,)), ((0, 1, 2), ()), ((), (0, 1, 2, 3))):
+        graph = draw_partitioned(0, 100, 800, 4, empty=empty, aloof=aloof)
+        with hosts.open(graph, 7, "max", **TOKENS) as exchange:
+            exchange.check([embeddings(turn, graph, 7) for turn in range(3)])
+
+
+@pytest.mark.parametrize("words", broad(FAULTS), ids=" ".join)
+def test_rows_arrive_under_faults(hosts, faults, words, assert_nothing_left) -> None:
+    graph = draw_partitioned(0, 1500, 12_000, 4)
+    with hosts.open(graph, 64, "weighted", **TOKENS) as exchange:
+        with faults(*words, seed=3) as injected:
+            turn = 0
+            while turn < 3 or not all(entry.ended for entry in injected.timeline.log()):
+                exchange.check([embeddings(turn, graph, 64)])
+                turn += 1
+        for fault in words:
+            assert_faults_fired(injected, fault.split()[0])
+    assert_nothing_left()
+
+
+def test_what_is_not_finite_is_an_error_where_it_is_needed(hosts) -> None:
+    graph = draw_partitioned(0, 60, 800, 4)
+    x = embeddings(0, graph, 3)
+    bad = x.copy()
+    halo = graph.halos[1]
+    bad[halo.owned[halo.sends[0][0]], 1] = np.nan
+    with hosts.open(graph, 3, **TOKENS) as exchange:
+        exchange.check([x])
+        results = exchange.aggregate([bad])[0]
+        said = "exchange: rank 1 (h2) has embeddings that are not finite"
+        assert str(results[0]) == str(results[1]) == said
+        exchange.check([x])
+
+
+@pytest.mark.parametrize("lanes", ["int16", "int32"])
+def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, lanes) -> None:
+    graph = draw_partitioned(0, 60, 800, 4)
+    x = np.full((60, 3), 1.0, np.float32)
+    x[::2] = MAX
+    x[1::2, 1] = -MAX
+    weights = np.abs(np.concatenate([halo.weights for halo in graph.halos])).sum()
+    for halo in ("rows", "cover"):
+        with hosts.open(graph, 3, "max", lanes, halo=halo, **TOKENS) as exchange:
+            for rank, result in enumerate(exchange.aggregate([x])[0]):
+                assert isinstance(result, np.ndarray), result
+                some = np.diff(graph.halos[rank].indptr) > 0
+                assert np.isfinite(result[some]).all()
+    assert weights > 0
+
+
+def test_a_killed_rank_is_named(hosts, workers, assert_nothing_left) -> None:
+    graph = draw_partitioned(0, 300, 3000, 4)
+    exchange = hosts.open(graph, 16, timeout=2.0, **TOKENS)
+    exchange.check([embeddings(0, graph, 16)])
+    workers.kill("h2")
+    arguments = exchange.arguments([embeddings(1, graph, 16)])
+    names = exchange.names
+    others = {name: arguments[rank] for rank, name in enumerate(names) if name != "h2"}
+    found = workers.call_all(aggregate_in, others, timeout=60.0)
+    for name, (error,) in found.items():
+        assert isinstance(error, CollectiveError), name
+        assert "rank 1 (h2)" in str(error), str(error)
+    left = {name: {"number": exchange.number} for name in others}
+    workers.call_all(close_in, left, timeout=60.0)
+    exchange.open = False
+    assert_nothing_left()
+
+
+@pytest.mark.deep
+def test_a_stopped_rank_is_named_in_bounded_time(hosts, workers) -> None:
+    graph = draw_partitioned(0, 300, 3000, 4)
+    exchange = hosts.open(graph, 16, timeout=1.0, **TOKENS)
+    arguments = exchange.arguments([embeddings(1, graph, 16)])
+    os.kill(workers["h3"].pid, signal.SIGSTOP)
+    try:
+        others = {"h1": arguments[0], "h2": arguments[1], "h4": arguments[3]}
+        found = workers.call_all(aggregate_in, others, timeout=60.0)
+    finally:
+        os.kill(workers["h3"].pid, signal.SIGCONT)
+    for (error,) in found.values():
+        assert "rank 2 (h3)" in str(error), str(error)
+    exchange.open = False
+    workers.call_all(close_in, {each: {"number": exchange.number} for each in exchange.names})
+
+
+def aggregate_and_close(context, number, inputs):
+    try:
+        return aggregate_in(context, number, inputs)
+    finally:
+        close_in(context, number)
+
+
+@pytest.mark.parametrize("seed", broad(range(4)))
+def test_ranks_that_close_at_once_leave_nobody_behind(hosts, faults, seed) -> None:
+    graph = draw_partitioned(seed, 1000, 8000, 4)
+    exchange = hosts.open(graph, 64, timeout=10.0, **TOKENS)
+    x = embeddings(1, graph, 64)
+    with faults("drop p=0.2", seed=seed):
+        by_rank = exchange.call(aggregate_and_close, exchange.arguments([x]))
+    exchange.open = False
+    results = [of_rank[0] for of_rank in by_rank]
+    assert_exact(graph, "sum", "int16", x, results, adder="process", broadcast="tokens")
