@@ -7,11 +7,16 @@ import sys
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from scapy.layers.inet import ICMP
 from scapy.utils import PcapNgReader
 
+from testbed.capture.order import order
 from testbed.datapath import set_datapath
+from testbed.kernel.compile import BPF
+from testbed.kernel.xdp_links import XdpLink, xdp_links
+from testbed.testing.group import Group
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
@@ -72,6 +77,48 @@ def test_after_a_kill_the_programs_are_put_back(fabric, tmp_path):
         process.wait(timeout=60)
     wait_until(lambda: attached(fabric, "s1", "s1-eth1") == before)
     ping(fabric, 1)
+
+
+def programs(fabric, node, ifname):
+    """The programs that a frame meets which arrives there, by their numbers."""
+    namespace = {**fabric.hosts, **fabric.switches}[node].namespace
+    place = namespace.index(ifname), attached(fabric, node, ifname)
+    (number,) = (link.number for link in xdp_links() if (link.ifindex, link.program) == place)
+    return order(XdpLink(number, "capture_behind"))
+
+
+@pytest.mark.fabric(hosts=2, datapath="xdp")
+def test_two_captures_of_one_link_and_a_program_one_of_them_killed(fabric, tmp_path):
+    """None of them cuts the host off, whichever is in front and whatever ends."""
+    ends = [("h2", "eth0"), ("s1", "s1-eth2")]
+    before = [programs(fabric, *end) for end in ends]
+
+    def in_front(count):
+        wait_until(lambda: all(len(programs(fabric, *end)) == 1 + count for end in ends))
+        sums = group.all_reduce([np.ones(1024, np.float32)] * 2)
+        assert [float(each.sum()) for each in sums] == [2048, 2048]
+
+    (tmp_path / "pass.bpf.c").write_text((BPF / "pass.bpf.c").read_text())
+    with (
+        Group(fabric, "xdp-ring", capacity=1024) as group,
+        capturing(fabric, tmp_path / "1.pcapng", "h2") as first,
+        capturing(fabric, tmp_path / "2.pcapng", "s1:2", "--count", "1000000") as second,
+    ):
+        in_front(2)
+        with fabric.hosts["h2"].attach(tmp_path / "pass.bpf.c"):
+            in_front(2)
+        first.send_signal(signal.SIGKILL)
+        first.wait(timeout=60)
+        in_front(1)
+        with capturing(fabric, tmp_path / "3.pcapng", "h2") as third:
+            in_front(2)
+            second.send_signal(signal.SIGINT)
+            assert json.loads(second.communicate(timeout=60)[0])["frames"] > 0
+            in_front(1)
+            third.send_signal(signal.SIGKILL)
+            third.wait(timeout=60)
+        in_front(0)
+        assert [programs(fabric, *end) for end in ends] == before
 
 
 @pytest.mark.fabric(hosts=2)
