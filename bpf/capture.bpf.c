@@ -46,8 +46,7 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
-SEC("xdp.frags")
-int capture(struct xdp_md *ctx)
+static __always_inline int copy_and_hand_on(struct xdp_md *ctx)
 {
 	__u64 length = bpf_xdp_get_buff_len(ctx), copied = length;
 	__u32 zero = 0;
@@ -72,6 +71,21 @@ int capture(struct xdp_md *ctx)
 	}
 	bpf_tail_call(ctx, &capture_behind, 0);
 	return XDP_PASS;
+}
+
+/* One of these is loaded: the kernel lets only programs hand on to each other that agree whether
+ * frames come in pieces.
+ */
+SEC("xdp.frags")
+int capture(struct xdp_md *ctx)
+{
+	return copy_and_hand_on(ctx);
+}
+
+SEC("xdp")
+int capture_whole(struct xdp_md *ctx)
+{
+	return copy_and_hand_on(ctx);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

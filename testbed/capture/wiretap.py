@@ -41,7 +41,8 @@ _LARGEST: Final = 1 << 18  # bytes of what a socket gets at once: TSO makes fram
 class _Watched:
     """An end of a link.
 
-    :param own: The program that copies what arrives here, by its number.
+    :param loaded: By their numbers, two programs that copy what arrives here: one for where frames
+        come in pieces, and one for where they do not. A program can only hand on to its like.
     :param ahead: Whether it gets frames; otherwise the socket sees all.
     """
 
@@ -49,8 +50,7 @@ class _Watched:
     namespace: NetworkNamespace
     ifindex: int
     socket: socket.socket
-    loaded: BpfObject
-    own: int
+    loaded: Mapping[int, BpfObject]
     ahead: bool = False
     dropped: int = 0
 
@@ -93,18 +93,20 @@ class Tap(Stacked):
         opened = stack.enter_context(inside(namespace.fd, _packet_socket))
         opened.bind((end.ifname, _ETH_P_ALL))
         config = Struct("capture_config", end=number, snap=self._snap)
-        loaded = stack.enter_context(
-            BpfObject("capture", rodata=config, reuse={"frames": self._frames})
-        )
-        own = program_number(loaded.programs["capture"].fd)
-        return _Watched(end, namespace, namespace.index(end.ifname), opened, loaded, own)
+        loaded = {}
+        for name in ("capture", "capture_whole"):
+            program = stack.enter_context(
+                BpfObject("capture", rodata=config, reuse={"frames": self._frames}, programs=[name])
+            )
+            loaded[program_number(program.programs[name].fd)] = program
+        return _Watched(end, namespace, namespace.index(end.ifname), opened, loaded)
 
     def _leave(self) -> None:
         with locked(self._folder):
             for link in xdp_links():
-                for watched in self._watched:
+                for own in (own for watched in self._watched for own in watched.loaded):
                     with suppress(KernelError):  # the others are still to be undone
-                        leave(XdpLink(link.number, _BEHIND), watched.own)
+                        leave(XdpLink(link.number, _BEHIND), own)
 
     def _refresh(self) -> None:
         self._refreshed = time.monotonic()
@@ -113,8 +115,8 @@ class Tap(Stacked):
             for watched in self._watched:
                 attached = _attached(watched)
                 number = links.get((watched.ifindex, attached))
-                watched.ahead = attached == watched.own or (
-                    number is not None and enter(XdpLink(number, _BEHIND), watched.own)
+                watched.ahead = attached in watched.loaded or (
+                    number is not None and _entered(XdpLink(number, _BEHIND), watched)
                 )
 
     def packets(self) -> list[Packet]:
@@ -166,8 +168,10 @@ class Tap(Stacked):
         for watched in self._watched:
             raw = watched.socket.getsockopt(_SOL_PACKET, _STATISTICS, 8)
             watched.dropped += 0 if watched.ahead else struct.unpack("II", raw)[1]
-            copies = int.from_bytes(watched.loaded.maps["lost"].lookup(0), "little")
-            missed[watched.end] = watched.dropped + copies
+            copies = (own.maps["lost"].lookup(0) for own in watched.loaded.values())
+            missed[watched.end] = watched.dropped + sum(
+                int.from_bytes(each, "little") for each in copies
+            )
         return {
             index: missed[port.own] + missed[port.other] for index, port in enumerate(self._ports)
         }
@@ -199,6 +203,14 @@ def _received(opened: socket.socket, snap: int) -> list[tuple[int, int, bytes]]:
         ]
         seconds, nanoseconds = stamps[0] if stamps else divmod(time.time_ns(), 10**9)
         found.append((seconds * 10**9 + nanoseconds, len(data), data[:snap]))
+
+
+def _entered(link: XdpLink, watched: _Watched) -> bool:
+    in_pieces, whole = watched.loaded
+    try:
+        return enter(link, in_pieces)
+    except KernelError:  # it cannot hand on to what is there
+        return enter(link, whole)
 
 
 def _attached(watched: _Watched) -> int:
