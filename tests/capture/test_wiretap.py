@@ -1,11 +1,11 @@
 """Frames of a fabric that is up, captured by another process."""
 
+import io
 import json
 import signal
 import subprocess
-import sys
 import time
-from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from testbed.datapath import set_datapath
 from testbed.kernel.compile import BPF
 from testbed.kernel.xdp_links import XdpLink, xdp_links
 from testbed.testing.group import Group
+from tests.support.capturing import capturing
+from tests.support.command import PROGRAM, run_testbed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
@@ -28,20 +30,6 @@ def attached(fabric, node, ifname):
     namespace = {**fabric.hosts, **fabric.switches}[node].namespace
     (link,) = namespace.request("get_links", namespace.index(ifname))
     return link.get_attr("IFLA_XDP").get_attr("IFLA_XDP_PROG_ID") or None
-
-
-@contextmanager
-def capturing(fabric, path, *arguments):
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "capture", *arguments]
-    command += ["--run", fabric.run_id, "-o", str(path), "--json"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stderr.readline().startswith("capturing ")
-            yield process
-        finally:
-            process.kill()
 
 
 def ping(fabric, count=PINGS):
@@ -119,6 +107,25 @@ def test_two_captures_of_one_link_and_a_program_one_of_them_killed(fabric, tmp_p
             third.wait(timeout=60)
         in_front(0)
         assert [programs(fabric, *end) for end in ends] == before
+
+
+@pytest.mark.fabric(hosts=2)
+def test_standard_output_has_the_frames_alone(fabric):
+    """What is said goes to standard error, also where standard output is named as a file."""
+    count = ["--count", str(2 * PINGS)]
+    for place in ("-", "/dev/stdout"):
+        command = [*PROGRAM, "capture", "h1", "--run", fabric.run_id, "-o", place, *count]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stderr.readline() == b"capturing h1\n"
+            ping(fabric)
+            data, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, f"{2 * PINGS} frames of h1 in {place}\n".encode())
+        with PcapNgReader(io.BytesIO(data)) as reader:
+            assert len(list(reader)) == 2 * PINGS
+    done = run_testbed("capture", "h1", "--run", fabric.run_id, "-o", "-", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--json: must be left out with --out -" in done.stderr
+    assert not Path("-").exists()
 
 
 @pytest.mark.fabric(hosts=2)

@@ -57,6 +57,17 @@ def act_alone(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(verb(action) + "cli.main()", "act", *arguments)
 
 
+def test_a_dash_is_standard_output_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call_testbed("dissector", "-o", "-").stdout == call_testbed("dissector").stdout
+    done = call_testbed("list", "-o", "-")
+    assert done.returncode == 2
+    assert "'-' is not standard output here: must be the name of a file" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     broad(
