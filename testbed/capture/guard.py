@@ -40,6 +40,7 @@ class Guard(Stacked):
         """The child: until nobody holds the other end."""
         status = 1
         try:
+            os.setsid()  # a shell's `kill -9 %1` and timeout(1) kill a whole process group
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             os.read(reading, 1)

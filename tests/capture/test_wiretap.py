@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import time
@@ -61,7 +62,7 @@ def test_after_a_kill_the_programs_are_put_back(fabric, tmp_path):
     before = attached(fabric, "s1", "s1-eth1")
     with capturing(fabric, tmp_path / "x.pcapng", "h1") as process:
         assert attached(fabric, "s1", "s1-eth1") != before
-        process.send_signal(signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
     wait_until(lambda: attached(fabric, "s1", "s1-eth1") == before)
     ping(fabric, 1)

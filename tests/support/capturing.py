@@ -19,7 +19,11 @@ def capturing(fabric: Fabric, path: Path, *arguments: str) -> Iterator["subproce
     """
     command = [*PROGRAM, "capture", *arguments, "--run", fabric.run_id, "-o", str(path), "--json"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that a test can kill its process group, as shells do
     ) as process:
         try:
             assert process.stderr is not None
