@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -23,6 +24,7 @@ from testbed.core.logs import logger_of
 from testbed.core.registry import look_in
 from testbed.core.renamed import renamed
 from testbed.core.stdio import open_streams
+from testbed.core.users_code import own_frames, summary
 from testbed.host.rights import add_system_tools, allow_many_files
 
 __all__ = ["app", "main"]
@@ -114,7 +116,8 @@ def main() -> NoReturn:
     exit status.
 
     These are every :class:`TestbedError`, wrong usage, a full disk, and exhausted memory or another
-    limit, for which -vv shows the traceback; anything else is a bug.
+    limit, for which -vv shows the traceback; errors of the user's own code have its lines, too, and
+    -v shows the traceback; anything else is a bug.
     """
     open_streams()
     add_system_tools()
@@ -156,6 +159,10 @@ def main() -> NoReturn:
         if limit := limit_reached(error):
             logger_of(__name__).debug("%s", limit, exc_info=True)
             fail(limit, 1)
+        text = "".join(traceback.format_exception(error))
+        if frames := own_frames(text):
+            logger_of(__name__).info("%s", text)
+            fail(f"{summary(error)}{frames}", 1)
         raise
 
 

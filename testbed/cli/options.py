@@ -24,6 +24,7 @@ from testbed.plan import FabricOptions
 
 __all__ = [
     "REAL",
+    "STDOUT",
     "WHOLE",
     "JsonFlag",
     "Out",
@@ -34,6 +35,7 @@ __all__ = [
     "names_in",
     "number",
     "set_verbosity",
+    "streamable",
     "with_hosts",
     "writable",
     "write_text",
@@ -97,8 +99,19 @@ JsonFlag = Annotated[
 ]
 
 
+STDOUT = Path("-")
+"""How an option names standard output."""
+
+
+def streamable(path: Path | None) -> Path | None:
+    """As `writable`, but ``-`` is standard output."""
+    return path if path == STDOUT else writable(path)
+
+
 def writable(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before anything is measured."""
+    if path == STDOUT:
+        raise typer.BadParameter("'-' is not standard output here: must be the name of a file")
     if path is not None and not os.access(path.parent, os.W_OK):
         known = "is no folder" if path.parent.exists() else "does not exist"
         what = "is not writable" if path.parent.is_dir() else known
@@ -173,10 +186,13 @@ def examples(*commands: str, after: str = "") -> str:
 
 
 def write_text(text: str, path: Path, flag: str) -> None:
-    """Write a file that an option names.
+    """Write a file that an option names, or to standard output (``-``).
 
     :raises StorageError: It cannot be written, for example because the disk is full.
     """
+    if path == STDOUT:
+        typer.echo(text, nl=False)
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
