@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import KernelError
+from testbed.core.files import sync
 from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
@@ -138,6 +139,7 @@ def _run(command: list[str], target: Path, what: str, text: str = "") -> None:
         Path(scratch).unlink(missing_ok=True)
         raise KernelError(f"clang refused {what}:\n{result.stderr.strip()}")
     os.chmod(scratch, 0o644)
+    sync(Path(scratch))
     os.replace(scratch, target)
 
 
