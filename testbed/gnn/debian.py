@@ -28,7 +28,7 @@ from testbed.core.errors import SpecError
 from testbed.core.files import check_regular
 from testbed.core.logs import logger_of
 from testbed.core.numbers import cut
-from testbed.gnn.datasets import PATH, SplitDataset
+from testbed.gnn.datasets import PathName, SplitDataset
 from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
 from testbed.host import estimates
@@ -44,9 +44,7 @@ class DebianSpec(SplitDataset):
     """Debian's package graph, from this machine's APT lists."""
 
     name: Literal["debian"]
-    lists: str = Field(
-        default="/var/lib/apt/lists", pattern=PATH, description="folder of APT's lists"
-    )
+    lists: PathName = Field(default="/var/lib/apt/lists", description="folder of APT's lists")
     feature_dim: int = Field(default=512, ge=8, le=8192)
 
     def prepare(self) -> Path:
