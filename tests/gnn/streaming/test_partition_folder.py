@@ -74,7 +74,7 @@ def replace(name: str, other: str) -> Callable[[Path], None]:
     ("change", "text"),
     [
         (lambda f: (f / "manifest.json").unlink(), "manifest.json: cannot be read: No such file"),
-        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json cannot be read: "),
+        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json: cannot be read: "),
         (edit("format", "dgl"), "manifest.json is not that of a partition"),
         (edit("version", 2), "has version 2 of the format: must be 1"),
         (edit("parts", 3), "manifest.json has 2 of 3 parts"),
