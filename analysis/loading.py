@@ -160,12 +160,15 @@ def done_trials(place: Path) -> Iterator[tuple[Trial, Path]]:
 
 
 def _bench(place: Path) -> pd.DataFrame | None:
-    """Melt a bench's rows: a row for each measure of each."""
+    """Melt a bench's rows: a row for each measure of each; None if the file is no bench's."""
     try:
-        content = read_object(place, LARGEST)
-        wide = pd.json_normalize(content["rows"])
-    except (SpecError, KeyError, TypeError, NotImplementedError, AttributeError):
+        return _melted(read_object(place, LARGEST), place)
+    except (SpecError, KeyError, TypeError, ValueError, NotImplementedError, AttributeError):
         return None
+
+
+def _melted(content: dict[str, Any], place: Path) -> pd.DataFrame | None:
+    wide = pd.json_normalize(content["rows"])
     environment = content.get("environment", {})
     if "backend" not in wide and "exchange" in wide:
         wide["backend"] = wide["exchange"]

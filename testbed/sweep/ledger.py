@@ -8,6 +8,7 @@ be torn.
 
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -163,9 +164,10 @@ def _records(out: Path) -> Iterator[tuple[str, tuple[Done, str | None]]]:
         try:
             found = read_object(place, LARGEST)
             done = Done(float(found["seconds"]), found["error"])
-        except (SpecError, KeyError, TypeError, ValueError):
+        except (SpecError, KeyError, TypeError, ValueError, OverflowError):
             continue
-        if _TRIAL.fullmatch(place.parent.name) and isinstance(done.error, str | None):
+        whole = math.isfinite(done.seconds) and isinstance(done.error, str | None)
+        if whole and _TRIAL.fullmatch(place.parent.name):
             yield place.parent.name, (done, found.get("sweep"))
 
 
