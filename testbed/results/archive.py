@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from testbed.core.errors import SpecError
-from testbed.core.files import check_regular, replacing
+from testbed.core.files import check_regular, parse_object, replacing
 from testbed.core.parquet import read_frame
 from testbed.results.folder import SCHEMA
 from testbed.results.table import COLUMNS, Run, load_run
@@ -107,21 +107,13 @@ def read_archive(path: Path) -> Archive:
     for name in _NEEDED:
         if name not in content:
             raise SpecError(f"{path}: is not an archive of a run: {name} is missing")
-    manifest, plan = (_object(path, name, content[name]) for name in ("manifest.json", "plan.json"))
+    manifest, plan = (
+        parse_object(content[name], f"{path}: {name}") for name in ("manifest.json", "plan.json")
+    )
     if manifest.get("schema") != SCHEMA or not isinstance(manifest.get("scenario"), dict):
         raise SpecError(f"{path}: its manifest is not that of a run")
     frame = read_frame(content["results.parquet"], f"{path}: results.parquet", COLUMNS)
     return Archive(Run(path, manifest, frame), plan)
-
-
-def _object(path: Path, name: str, data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: {name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise SpecError(f"{path}: {name} is not a JSON object")
-    return value
 
 
 class _Expanded:

@@ -127,8 +127,12 @@ def test_a_member_that_is_too_large_is_refused_before_it_is_read(tmp_path):
     ("members", "text"),
     [
         ({"plan_json": None}, "is not an archive of a run: plan.json is missing"),
-        ({"manifest_json": b"["}, "manifest.json cannot be read: "),
-        ({"manifest_json": b"[]"}, "manifest.json is not a JSON object"),
+        ({"manifest_json": b"["}, "manifest.json: cannot be read: "),
+        ({"manifest_json": b"[]"}, "manifest.json: cannot be read: it is not a JSON object"),
+        (
+            {"manifest_json": b'{"a": [' + b"[]," * (1 << 21) + b"[]]}"},
+            "manifest.json: cannot be read: it has more than 2097152 values",
+        ),
         ({"manifest_json": b"{}"}, "its manifest is not that of a run"),
         ({"results_parquet": b"PAR1"}, "results.parquet: cannot be read: "),
     ],
