@@ -130,14 +130,30 @@ class _Expanded:
         """
         parts = []
         while size:
-            if self._decoder.eof:
-                raise EOFError("it ends early")
-            data = self._file.read(_CHUNK) if self._decoder.needs_input else b""
-            if self._decoder.needs_input and not data:
-                raise EOFError("it ends early")
-            parts.append(self._decoder.decompress(data, size))
+            parts.append(self._some(size))
             size -= len(parts[-1])
         return b"".join(parts)
+
+    def end(self) -> None:
+        """Check that padding follows, and the right checksum.
+
+        :raises EOFError: The file ends before it.
+        :raises ValueError: Something else follows.
+        """
+        left = _CHUNK
+        while not self._decoder.eof:
+            padding = self._some(_CHUNK)
+            left -= len(padding)
+            if padding.strip(b"\0") or left < 0:
+                raise ValueError("it goes on behind its end")
+
+    def _some(self, most: int) -> bytes:
+        data = b""
+        if self._decoder.eof or (
+            self._decoder.needs_input and not (data := self._file.read(_CHUNK))
+        ):
+            raise EOFError("it ends early")
+        return self._decoder.decompress(data, most)
 
 
 def _members(file: _Expanded) -> Iterator[tuple[str, bytes]]:
@@ -148,7 +164,7 @@ def _members(file: _Expanded) -> Iterator[tuple[str, bytes]]:
     for _ in range(_MOST_HEADERS):
         block = file.take(tarfile.BLOCKSIZE)
         if not block.strip(b"\0"):
-            return
+            return file.end()
         member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         blocks = -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         small = 0 <= member.size <= _LONGEST_HEADER

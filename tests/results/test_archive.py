@@ -295,6 +295,19 @@ def test_headers_that_only_say_when_are_passed_over(archive, tmp_path):
         read_archive(tmp_path / "path.tar.xz")
 
 
+def test_what_follows_the_end_is_read_too(archive, tmp_path):
+    data, path = archive.read_bytes(), tmp_path / "x.tar.xz"
+    for torn in (data[:-1], data[:-20] + bytes(20)):
+        path.write_bytes(torn)
+        with pytest.raises(SpecError, match="is not an archive of a run"):
+            read_archive(path)
+    tar = lzma.decompress(data)
+    for more in (b"x" * 512, bytes(4 << 20)):
+        path.write_bytes(lzma.compress(tar + more))
+        with pytest.raises(SpecError, match="it goes on behind its end"):
+            read_archive(path)
+
+
 def test_many_headers_are_refused(tmp_path):
     harmless = tarfile.TarInfo("manifest.json")
     harmless.pax_headers = {"mtime": "1.5"}
