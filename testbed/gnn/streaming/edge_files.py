@@ -208,6 +208,9 @@ class NpzEdges(Edges):
                 held = {name.removesuffix(".npy") for name in archive.namelist()}
         except _FAILURES as error:
             raise SpecError(f"{path}: is no NPZ file, or is torn: {why(error)}") from error
+        for name, axes in (("x", 2), ("y", 1)):
+            if name in held and len(shape := self._shape(name)) != axes:
+                raise SpecError(f"{path}: {name}: has shape {shape}: must have {axes} axes")
         self._csr = {"indptr", "indices"} <= held
         if self._csr:
             indptr = self._whole("indptr")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.core.errors import SpecError
+from testbed.gnn.graph import GraphData
 from testbed.gnn.streaming.edge_sources import open_edges
 from testbed.gnn.streaming.options import PartitionOptions
 from testbed.gnn.streaming.partition_folder import PartitionFolder
@@ -82,6 +83,52 @@ def test_bombs_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     with little_memory(16 * MIB), pytest.raises(SpecError) as caught:
         [batch() for batch in open_edges(str(place)).batches(100)]
     assert "\n" not in str(caught.value)
+
+
+ARRAYS: dict[str, dict[str, Any]] = {
+    "x has shape (3,)": {"src": [0], "dst": [1], "x": np.ones(3)},
+    "x has shape ()": {"src": [0], "dst": [1], "x": np.float64(1)},
+    "y has shape (2, 1)": {"src": [0], "dst": [1], "y": np.ones((2, 1))},
+    "vertex 9: must be 0 to 2": {"src": [0, 9, 1], "dst": [1, 2, 0], "x": np.ones((3, 1))},
+    "vertex 1999999999: must be 0 to 1": {"indptr": [0, 2, 3], "indices": [1, 1999999999, 1]},
+    "must ascend from 0": {"indptr": [0, 3, 2], "indices": [1, 0]},
+    "ends with 9 of 2 edges": {"indptr": [0, 2, 9], "indices": [1, 0]},
+    "vertex -1: must be 0 to": {"indptr": [0, 1, 2], "indices": [-1, 0]},
+}
+
+
+@pytest.mark.parametrize("policy", ["cvc", "fec", "hivc", "hash"])
+@pytest.mark.parametrize("text", ARRAYS)
+def test_arrays_that_contradict_each_other_are_refused(
+    text: str, policy: str, tmp_path: Path
+) -> None:
+    np.savez(place := tmp_path / "a.npz", **ARRAYS[text])
+    with pytest.raises(SpecError) as caught:
+        partition(open_edges(str(place)), PartitionOptions(policy=policy, parts=2), tmp_path / "o")
+    assert text.removeprefix("x ").removeprefix("y ") in str(caught.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.npz"]
+
+
+@pytest.mark.parametrize("policy", ["cvc", "fec"])
+@pytest.mark.parametrize(
+    ("rows", "neighbours", "text"),
+    [
+        ([0, 1, 2], [1, 1_500_000_000], "vertex 1500000000: must be 0 to 1"),
+        ([0, 1, 2], [1, -1], "vertex 4294967295: must be 0 to 1"),
+        ([0, 3, 2], [1, 0], "indptr: must ascend from 0 to the number of edges"),
+        ([0, 1, 1 << 40], [1, 0], "indptr: must ascend from 0 to the number of edges"),
+    ],
+)
+def test_graphs_of_the_cache_that_contradict_themselves_are_refused(
+    rows: list[int], neighbours: list[int], text: str, policy: str, tmp_path: Path
+) -> None:
+    two, x = np.array([0, 1]), np.ones((2, 2), np.float32)
+    graph = GraphData("g", np.array(rows), np.array(neighbours, np.int32), x, two, two, two, two, 2)
+    graph.save(tmp_path / "g")
+    options = PartitionOptions(policy=policy, parts=2)
+    with pytest.raises(SpecError) as caught:
+        partition(open_edges(str(tmp_path / "g")), options, tmp_path / "o")
+    assert text in str(caught.value)
 
 
 FILES: dict[str, list[bytes]] = {
