@@ -30,6 +30,7 @@ from testbed.core.files import read_object, sync, sync_tree
 from testbed.core.npy import map_array
 from testbed.core.parquet import Parquet, why
 from testbed.gnn.streaming.edge_policy import Masters, Vertices
+from testbed.gnn.streaming.edges import check_vertices
 from testbed.host import estimates
 
 __all__ = ["FORMAT", "Part", "PartitionFolder", "PartitionWriter", "make_folder", "make_scratch"]
@@ -222,7 +223,9 @@ class PartitionFolder:
         try:
             self.parts, self.num_vertices = int(manifest["parts"]), int(manifest["num_vertices"])
             self._files = [dict(part["files"]) for part in manifest["part_files"]]
-        except (KeyError, TypeError, ValueError) as error:
+            if self.num_vertices < 0:
+                raise ValueError(f"num_vertices = {self.num_vertices}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SpecError(f"{path}: manifest.json is broken: {error!r}") from error
         if len(self._files) != self.parts:
             raise SpecError(f"{path}: manifest.json has {len(self._files)} of {self.parts} parts")
@@ -232,7 +235,15 @@ class PartitionFolder:
 
         :raises SpecError: As in `part`.
         """
-        return _columns(self._file(number, "vertices.parquet"), _VERTICES)
+        path = self._file(number, "vertices.parquet")
+        vertices, masters = _columns(path, _VERTICES)
+        for name, found, count in (
+            ("vertex", vertices, self.num_vertices),
+            ("part", masters, self.parts),
+        ):
+            if len(found) and found.max() >= count:
+                raise SpecError(f"{path}: has {name} {found.max()}: must be less than {count}")
+        return vertices, masters
 
     def part(self, number: int) -> Part:
         """Read a part.
@@ -243,16 +254,13 @@ class PartitionFolder:
         for name in files:
             self._file(number, name)
         src, dst = _columns(folder / "edges.parquet", _EDGES)
-        vertices, masters = _columns(folder / "vertices.parquet", _VERTICES)
+        vertices, masters = self.vertices(number)
         own = masters == number
         count = int(np.count_nonzero(own))
         if not own[:count].all():
             raise SpecError(f"{folder}/vertices.parquet: masters must come before mirrors")
-        for name, found in (("vertices", vertices), ("edges", src), ("edges", dst)):
-            if len(found) and found.max() >= self.num_vertices:
-                raise SpecError(
-                    f"{folder}/{name}.parquet: has vertex {found.max()} of {self.num_vertices}"
-                )
+        for found in (src, dst):
+            check_vertices(found, self.num_vertices, f"{folder}/edges.parquet")
         estimates.check(
             {"numbers of vertices": 8 * self.num_vertices},
             f"{self.path}: num_vertices = {self.num_vertices}",
