@@ -22,6 +22,7 @@ from testbed.results import RunFolder, Table, load_run
 from testbed.results.archive import read_archive, write_archive
 from testbed.scenario import parse_scenario
 from testbed.scenario.foreign import foreign_scenario
+from tests.support.command import call_testbed
 from tests.support.damage import little_memory, refusals
 from tests.support.tiers import broad
 
@@ -240,6 +241,21 @@ def test_code_that_the_user_names_or_trusts_is_loaded(tmp_path, monkeypatch):
     with pytest.raises(SpecError, match="names code"):  # also once it is loaded
         foreign_scenario(table, (), "x")
     assert foreign_scenario(table, (), "x", trust=True).fabric.hosts == 2
+
+
+def test_a_rerun_does_not_look_for_modules_where_it_is_started(run, archive, tmp_path, monkeypatch):
+    (tmp_path / "stranger3.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TESTBED_MODULES", raising=False)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["scenario"]["fabric"]["topology"] = "stranger3:Thing,n=2"
+    changed(archive, tmp_path / "x.tar.xz", manifest_json=json.dumps(manifest).encode())
+    for trust, text in (((), "add --trust"), (("--trust",), "No module named 'stranger3'")):
+        done = call_testbed("-v", "rerun", "x.tar.xz", "--dry-run", *trust)
+        assert done.returncode == 2
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "stranger3.ran").exists()
 
 
 @pytest.mark.parametrize(
