@@ -5,9 +5,7 @@ Verb modules import heavy packages (torch, pandas, Mininet) inside their functio
 """
 
 import difflib
-import errno
 import importlib
-import os
 import signal
 import sys
 import traceback
@@ -19,7 +17,7 @@ import typer
 
 import testbed
 from testbed.cli import options
-from testbed.core.errors import TestbedError, limit_reached
+from testbed.core.errors import TestbedError, limit_reached, no_room
 from testbed.core.logs import logger_of
 from testbed.core.registry import look_in
 from testbed.core.renamed import renamed
@@ -29,7 +27,6 @@ from testbed.host.rights import add_system_tools, allow_many_files
 
 __all__ = ["app", "main"]
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERBS = (
     "doctor",
     "list",
@@ -122,7 +119,8 @@ def main() -> NoReturn:
     open_streams()
     add_system_tools()
     allow_many_files()
-    if "rerun" not in sys.argv:  # whose archive may be anybody's
+    verb = next((each for each in sys.argv[1:] if not each.startswith("-")), None)
+    if verb != "rerun":  # whose archive may be anybody's
         look_in(Path.cwd())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
@@ -154,8 +152,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
+        if full := no_room(error):
+            fail(full, 1)
         if limit := limit_reached(error):
             logger_of(__name__).debug("%s", limit, exc_info=True)
             fail(limit, 1)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed.core.errors import SpecError, StorageError
+from testbed.core.files import write_whole
 from testbed.core.logs import logger_of
 from testbed.core.numbers import Real, Whole
 from testbed.core.tables import checked
@@ -194,6 +195,6 @@ def write_text(text: str, path: Path, flag: str) -> None:
         typer.echo(text, nl=False)
         return
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise StorageError(f"{flag} {path}: cannot be written: {error.strerror}") from error

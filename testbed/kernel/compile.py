@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.core.errors import KernelError
+from testbed.core.files import sync
 from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
@@ -135,6 +136,7 @@ def _scratch(target: Path) -> Iterator[str]:
     try:
         yield scratch
         os.chmod(scratch, 0o644)
+        sync(Path(scratch))
         os.replace(scratch, target)
     finally:
         Path(scratch).unlink(missing_ok=True)
