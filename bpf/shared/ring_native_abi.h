@@ -8,6 +8,7 @@
 enum ring_native_size {
 	RING_CHECK_BYTES = 8, /* the last word of a chunk, the check of the words before it */
 	RING_MAX_STATUS = 1024,
+	RING_TIMED = 1024, /* probes whose times a process remembers; a power of two */
 };
 
 /* How a collective ended, and what is left to do. */
@@ -91,6 +92,7 @@ struct ring_quiet {
 	__u64 since;	/* ns: time of the last progress or probe */
 	__u32 probes;	/* in a row */
 	__u32 pad;
+	__u64 answer; /* to a probe, as of the last look */
 };
 
 /* A rank's process. */
@@ -129,6 +131,10 @@ struct ring {
 	__u32 next;	 /* chunk that the next stall starts at */
 	__u32 to_verify; /* chunk whose result is verified next, before all are stored */
 	__u32 still_us;	 /* time of the first of these stalls; low 32 bits */
+	__u32 probed_us[RING_TIMED]; /* when the last probes were sent, by their attempts */
+	/* round trips of probes, as RFC 6298 smooths them: 8 times their mean, and 4 times their
+	 * mean deviation */
+	__u32 mean8_us, deviation4_us;
 	__u32 pad;
 	__u64 nacked_at;	  /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */
