@@ -45,6 +45,16 @@ static bool is_lossy(const struct ring_control *c, uint32_t seq)
 	return lossy && seq - lossy < RING_LOSSY_FOR;
 }
 
+/* Is so long a silence worth asking, although there have been no losses lately? A rank whose
+ * process waits for a CPU is late, and more questions do not help: each comes after twice the time.
+ */
+static bool is_long(uint32_t stalls)
+{
+	uint32_t times = stalls / PATIENCE;
+
+	return times && stalls % PATIENCE == 0 && !(times & (times - 1));
+}
+
 /* Does the previous rank hold all results? Then it has sent whatever this rank lacks. */
 static bool is_complete(const struct ring *r, uint32_t seq)
 {
@@ -164,7 +174,9 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	/* An answer may overtake frames as they overtake each other. */
 	if (flushed && now_us - r->still_us >= ring_reorder_window(c))
 		complete = is_complete(r, seq);
-	blind = flushed && patient && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
+	blind = flushed && patient && (is_lossy(c, seq) ? r->stalls >= 1 : is_long(r->stalls))
+			? BLIND
+			: 0;
 	if (flushed)
 		verify_early(r, MIN(total, ready), seq);
 	while (r->front < total && ring_is_done(r, r->front, seq))

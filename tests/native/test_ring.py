@@ -320,6 +320,16 @@ def test_without_recent_losses_blind_nacks_are_sent_later(both) -> None:
     assert [kind for kind, _ in asked(both)] == [WrKind.NACK]
 
 
+def test_without_losses_each_blind_nack_takes_twice_the_silence_of_the_last(both) -> None:
+    """A rank whose process waits for a CPU is late, and the others need not ask all the time."""
+    both.flushed(1, 0)
+    found = []
+    for stall in range(9 * PATIENCE):
+        both.stall(True)
+        found += [stall for kind, _ in asked(both) if kind is WrKind.NACK]
+    assert found == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE, 8 * PATIENCE]
+
+
 def test_blind_nacks_are_few(both) -> None:
     for chunk in range(4):
         both.result(chunk, ResultState.DONE)
@@ -337,8 +347,8 @@ def test_each_stall_continues_after_the_last_nack(both) -> None:
     """A chunk that no rank can send yet does not block the others, however few may be nacked at
     once.
     """
-    for _ in range(PATIENCE):
-        both.stall(True)
+    both.lossy(0, 0)
+    both.stall(True)
     both.lost(0, Stage.RESULT)
     both.flushed(1, 0)
     missing = (0, 1, 2, 3, 5)

@@ -43,6 +43,16 @@ _BLIND = 4
 """Number of chunks that are nacked without a sign of loss, if nothing else explains the silence."""
 
 
+def _is_long(stalls: int) -> bool:
+    """Is so long a silence worth asking, although there have been no losses lately?
+
+    A rank whose process waits for a CPU is late, and more questions do not help: each comes after
+    twice the time.
+    """
+    times, rest = divmod(stalls, PATIENCE)
+    return times > 0 and rest == 0 and times & times - 1 == 0
+
+
 class Process:
     """The process of one rank, which shares memory with the rank's programs.
 
@@ -253,8 +263,8 @@ class Process:
         complete = flushed and silence >= memory.reorder_window_us and self._is_complete()
         # A loss that is known, here or elsewhere, explains a silence of some holdoffs.
         patient = silence >= max(_HOLDOFFS * memory.nack_holdoff_us, _ROUND_TRIPS * memory.rto_us)
-        most_stalls = 1 if memory.is_lossy(seq) else PATIENCE
-        blind = _BLIND if flushed and patient and self.stalls >= most_stalls else 0
+        asks = self.stalls >= 1 if memory.is_lossy(seq) else _is_long(self.stalls)
+        blind = _BLIND if flushed and patient and asks else 0
         if flushed:
             self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):
