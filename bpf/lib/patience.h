@@ -31,8 +31,8 @@ static __always_inline __u32 ring_holdoff(const struct ring_control *c)
 }
 
 /* How long to wait since a frame was found missing, or since it was nacked the last of `tries`
- * times. The time doubles; without limit, if the previous rank has answered nothing meanwhile,
- * because then round trips may have become longer than those that were measured.
+ * times. The time doubles some times, and then up to a quarter of the time for which the previous
+ * rank has answered nothing: round trips may have become longer than those that were measured.
  */
 static __always_inline __u32 ring_patience(const struct ring_control *c, __u32 tries, __u32 now)
 {
@@ -42,7 +42,7 @@ static __always_inline __u32 ring_patience(const struct ring_control *c, __u32 t
 	if (!tries)
 		return ring_reorder_window(c);
 	holdoff <<= tries <= 16 ? tries - 1 : 15;
-	most = most > unanswered ? most : unanswered;
+	most = most > unanswered / 4 ? most : unanswered / 4;
 	holdoff = holdoff < most ? holdoff : most;
 	return holdoff < 0x7fffffff ? holdoff : 0x7fffffff;
 }

@@ -112,7 +112,7 @@ struct ring {
 	struct ring_stream *cpus;
 	struct ring_rank *peers;
 	__u32 cpu_count;
-	__u32 in_recovery; /* the last stall nacked a frame that is known to be lost */
+	__u32 in_recovery; /* the last stall found a frame missing that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
 	__u32 yields;	      /* times that a collective may yield the CPU before it sleeps */

@@ -202,12 +202,13 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 				ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 			continue;
 		}
-		if (ring_waits(c, record, now_us))
-			continue;
 		if (complete)
 			__atomic_store_n(lost, seq, __ATOMIC_RELAXED);
 		refused = seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED;
 		known = refused || __atomic_load_n(lost, __ATOMIC_RELAXED) == seq;
+		r->in_recovery |= known;
+		if (ring_waits(c, record, now_us))
+			continue;
 		if (!known && !blind)
 			continue;
 		blind -= !known;
@@ -215,7 +216,6 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		if (refused && read_word(&record->reduced) <= word_of(seq, (uint8_t)(result >> 8)))
 			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
 		ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
-		r->in_recovery |= known;
 		r->next = chunk + 1;
 		allowed--;
 	}

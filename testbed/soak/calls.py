@@ -84,10 +84,11 @@ def open_tasks(
         ranks[index] = _Rank(
             rounds, _inputs(scenario, index, rounds[0]), scenario.tasks[index].times
         )
-    for rank in ranks.values():
+    for index, rank in ranks.items():
         if len(rank.specs) == 1:
             rank.end = _open(context, scenario, rank.specs[0])
             rank.end.connect()
+            context.progress(f"{scenario.label(index)} open")
 
 
 def work(context: WorkerContext, scenario: Scenario) -> dict[int, Work]:

@@ -40,7 +40,7 @@ from testbed.worker import Workers
 
 __all__ = ["Harness"]
 
-OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
+OPENING = 90.0  # seconds for a host to open its next group
 # seconds until a host has done its next collective: many times what it takes, as others may keep
 # the machine busy
 PATIENCE = 120.0
@@ -261,7 +261,7 @@ class Phase:
                 for member, spec in zip(task.members, round_, strict=True):
                     specs[hosts[member].name].setdefault(index, []).append(spec)
         arguments = {name: {"scenario": scenario, "specs": own} for name, own in specs.items()}
-        self.harness.workers.call_all(calls.open_tasks, arguments, timeout=OPEN_DEADLINE)
+        self.harness.workers.call_all(calls.open_tasks, arguments, patience=OPENING)
 
     def work(self) -> None:
         """Do all collectives, each in bounded time."""

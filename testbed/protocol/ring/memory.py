@@ -318,12 +318,13 @@ class Memory:
         """How long to wait since a frame was found missing, or since it was nacked the last of
         ``tries`` times (``ring_patience``).
 
-        The time doubles; without limit, if the previous rank has answered nothing meanwhile,
-        because then round trips may have become longer than those that were measured.
+        The time doubles some times, and then up to a quarter of the time for which the previous
+        rank has answered nothing: round trips may have become longer than those that were measured.
         """
         if not tries:
             return self.reorder_window_us
-        most = max(self.holdoff_us << _MOST_DOUBLINGS, now_us - self.answered_us & 0xFFFFFFFF)
+        unanswered = now_us - self.answered_us & 0xFFFFFFFF
+        most = max(self.holdoff_us << _MOST_DOUBLINGS, unanswered // 4)
         return min(self.holdoff_us << min(tries - 1, 15), most, _MOST_PATIENCE)
 
     def waits(self, chunk: Chunk, now_us: int) -> bool:

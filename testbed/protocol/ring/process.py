@@ -65,7 +65,7 @@ class Process:
         self.window = window
         self.total = self.stalls = 0
         self._still_us = 0  # when the first of these stalls was
-        #: The last `stall` has nacked a chunk that is known to be lost.
+        #: The last `stall` has found a chunk missing that is known to be lost.
         self.in_recovery = False
         self._front = self._nacked_at = self._allowed = self._probes = self._next = (
             self._to_verify
@@ -286,13 +286,14 @@ class Process:
                 if (chunk if root else chunk // config.ranks) < memory.next_slot:
                     self.post(WrKind.LAUNCH, seq, chunk)
                 continue
-            if memory.waits(record, now_us):
-                continue
             stage = self._next_stage(chunk, record)
             if complete:
                 record.lost[stage] = seq
             refused = seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED
             known = refused or record.lost[stage] == seq
+            self.in_recovery |= known
+            if memory.waits(record, now_us):
+                continue
             if not known:
                 if not blind:
                     continue
@@ -302,7 +303,6 @@ class Process:
             ):  # no later round was seen here
                 self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
             self.post(WrKind.NACK, seq, chunk)
-            self.in_recovery |= known
             self._next = chunk + 1
             allowed -= 1
         self.stalls += 1
