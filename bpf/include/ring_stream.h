@@ -126,6 +126,8 @@ static __always_inline void ring_note_arrival(struct ring_work *w, enum ring_sta
 	if (!found || w->frame->round)
 		return;
 	late = now - since;
+	if (late < RING_LEAST_LATE_US)
+		return;
 	if (tries &&
 	    (__s32)(c->widened_us - since) < 0) /* it was nacked when the window was over */
 		late += ring_reorder_window(c);

@@ -142,7 +142,7 @@ static __always_inline __u32 ring_result_steps_to(struct ring_work *w, __u32 seq
 /* Was the chunk retransmitted within the holdoff? */
 static __always_inline bool ring_resent_lately(struct ring_work *w)
 {
-	return w->chunk->resent_us && now_us() - w->chunk->resent_us < ring_holdoff(w->control);
+	return w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
 /* With `origin`, all ranks that lack a chunk nack it at once: ignore those that come within the

@@ -10,7 +10,9 @@
 #include "shared/ring_abi.h"
 
 #define RING_MOST_DOUBLINGS 4 /* of the holdoff between two nacks, while others are answered */
-#define RING_LATE_DECAY 4     /* a loss shortens the reordering window by this power of two */
+/* Later than that is late: within a poll, XDP sends what it redirects before what it returns. */
+#define RING_LEAST_LATE_US 500
+#define RING_LATE_DECAY 4 /* a loss shortens the reordering window by this power of two */
 
 /* Frames that arrive this much later than their successor are late, not lost. It is no longer than
  * a round trip takes (RFC 8985): after that, asking is as good as waiting. */
@@ -22,21 +24,13 @@ static __always_inline __u32 ring_reorder_window(const struct ring_control *c)
 	return late < rto ? late : rto;
 }
 
-/* How long a nack may go without an answer. */
-static __always_inline __u32 ring_holdoff(const struct ring_control *c)
-{
-	__u32 least = c->nack_holdoff_us, rto = *(volatile const __u32 *)&c->rto_us;
-
-	return least > rto ? least : rto;
-}
-
 /* How long to wait since a frame was found missing, or since it was nacked the last of `tries`
  * times. The time doubles some times, and then up to a quarter of the time for which the previous
  * rank has answered nothing: round trips may have become longer than those that were measured.
  */
 static __always_inline __u32 ring_patience(const struct ring_control *c, __u32 tries, __u32 now)
 {
-	__u64 holdoff = ring_holdoff(c), most = holdoff << RING_MOST_DOUBLINGS;
+	__u64 holdoff = c->nack_holdoff_us, most = holdoff << RING_MOST_DOUBLINGS;
 	__u32 unanswered = now - *(volatile const __u32 *)&c->answered_us;
 
 	if (!tries)

@@ -8,6 +8,7 @@
 enum ring_native_size {
 	RING_CHECK_BYTES = 8, /* the last word of a chunk, the check of the words before it */
 	RING_MAX_STATUS = 1024,
+	RING_TRIPS = 4,	   /* latest round trips, of which the least counts; a power of two */
 	RING_TIMED = 1024, /* probes whose times a process remembers; a power of two */
 };
 
@@ -135,6 +136,9 @@ struct ring {
 	/* round trips of probes, as RFC 6298 smooths them: 8 times their mean, and 4 times their
 	 * mean deviation */
 	__u32 mean8_us, deviation4_us;
+	__u32 trips_us[RING_TRIPS]; /* the latest ones */
+	__u32 trips;		    /* since the start */
+	__u32 least_holdoff_us;	    /* between two nacks, whatever the round trips */
 	__u32 pad;
 	__u64 nacked_at;	  /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */

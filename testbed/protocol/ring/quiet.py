@@ -77,5 +77,5 @@ class Quiet:
 
     def _timeout(self, stream: _Stream) -> int:
         most = RECOVERY_DOUBLINGS if self.process.in_recovery else DOUBLINGS
-        rto_ns = 1000 * self.process.memory.rto_us
-        return max(LEAST_TIMEOUT_NS << min(stream.probes, most), rto_ns // UNDER_WAY)
+        trip_ns = 1000 * self.process.memory.nack_holdoff_us
+        return max(LEAST_TIMEOUT_NS << min(stream.probes, most), trip_ns // UNDER_WAY)

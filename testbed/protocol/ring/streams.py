@@ -40,6 +40,7 @@ __all__ = ["U32", "U64", "Streams", "Work"]
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
 _SKIP = 4
+_LEAST_LATE_US = 500
 _LATE_DECAY = 4
 
 
@@ -143,7 +144,7 @@ class Streams(Memory):
     def _resent_lately(self, w: Work) -> bool:
         """Was the chunk retransmitted within the holdoff?"""
         since = self.chunks[w.index].resent_us
-        return since != 0 and (w.now - since & U32) < self.holdoff_us
+        return since != 0 and (w.now - since & U32) < self.nack_holdoff_us
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         """Compare-and-exchange, only forward."""
@@ -254,6 +255,8 @@ class Streams(Memory):
             self.late_us -= self.late_us >> _LATE_DECAY
         elif found and not header.round:
             late = w.now - since & U32
+            if late < _LEAST_LATE_US:
+                return
             if tries and self.widened_us - since & 0x80000000:
                 late += self.reorder_window_us  # it was nacked when the window was over
             if late > self.late_us:
