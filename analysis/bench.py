@@ -3,7 +3,6 @@ the same machine in a run's report: ``bench.json`` in its folder, which is what 
 allreduce -o FILE`` wrote.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,45 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
+from pydantic import ConfigDict, Field
 
 from analysis.narrative import duration
 from analysis.style import STYLE, save, styles_of
 from testbed.collectives.registry import BACKENDS
 from testbed.core.errors import SpecError
-from testbed.core.files import read_regular
+from testbed.core.files import read_object
 from testbed.core.medians import Median, compare, counts, fastest
 from testbed.core.numbers import format_size
+from testbed.core.tables import Table, checked, path_of
 
 __all__ = ["BENCH", "alone", "draw", "read_bench"]
 
 BENCH = "bench.json"
 LARGEST = 16 << 20  # bytes
+
+
+class _Part(Table):
+    """A part of the file, of which more is there than the report shows."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Time(_Part):
+    median: float = Field(gt=0)
+    low: float = Field(default=1.0, gt=0)
+    high: float = Field(default=1.0, gt=0)
+
+
+class _Row(_Part):
+    backend: str
+    size_bytes: int = Field(ge=1, lt=1 << 62)
+    time_us: _Time
+    iterations: int = Field(default=2, ge=1)
+
+
+class _File(_Part):
+    environment: dict[str, Any] = {}
+    rows: list[_Row] = Field(min_length=1)
 
 
 def read_bench(path: Path) -> dict[str, Any]:
@@ -32,13 +57,13 @@ def read_bench(path: Path) -> dict[str, Any]:
     :raises SpecError: The file cannot be read, or is none of the bench's.
     """
     try:
-        found = json.loads(read_regular(path, LARGEST))
-        {(row["backend"], row["size_bytes"], row["time_us"]["median"]) for row in found["rows"]}
-    except (ValueError, RecursionError, KeyError, TypeError, OSError) as error:
+        found = read_object(path, LARGEST)
+        checked(_File, found, lambda place: f"{path_of(place)} =")
+    except SpecError as error:
         what = "must be a file of `testbed bench allreduce -o FILE`"
-        raise SpecError(f"--bench {path}: cannot be read: {error!r}: {what}") from error
-    result: dict[str, Any] = found
-    return result
+        first = str(error).splitlines()[0]
+        raise SpecError(f"--bench {path}: cannot be read: {first}: {what}") from error
+    return found
 
 
 def alone(folder: Path) -> dict[str, Any] | None:
@@ -72,7 +97,7 @@ def alone(folder: Path) -> dict[str, Any] | None:
     about: dict[str, Any] = {
         "count": counts(each for row in times.values() for each in row.values())
     }
-    about |= {key: found["environment"].get(key) for key in ("hosts", "mtu", "lanes")}
+    about |= {key: found.get("environment", {}).get(key) for key in ("hosts", "mtu", "lanes")}
     return {"backends": backends, "rows": rows, **about}
 
 

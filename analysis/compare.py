@@ -17,6 +17,7 @@ from analysis.summary import baseline, epoch_split
 from analysis.workload import report_of, workload_of
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError, StorageError
+from testbed.core.files import write_whole
 from testbed.core.medians import compare as compare_medians
 from testbed.core.medians import counts, fastest
 from testbed.core.tables import show
@@ -90,7 +91,7 @@ def compare(paths: Sequence[Path], out: Path) -> Path:
         ],
     )
     try:
-        out.write_text(html, encoding="utf-8")
+        write_whole(out, html)
     except OSError as error:
         raise StorageError(f"--out {out}: cannot be written: {error.strerror}") from error
     return out

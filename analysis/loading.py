@@ -9,12 +9,16 @@ from typing import Any
 import pandas as pd
 
 from testbed.core.errors import SpecError
+from testbed.core.files import read_object
 from testbed.results import Run, load_run
 from testbed.sweep.grid import Trial, make_cells
+from testbed.sweep.ledger import ends
 from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
 
 __all__ = ["done_trials", "each_run", "load", "origin", "plan_of"]
+
+LARGEST = 256 << 20  # bytes of a file in JSON
 
 SCALES = {
     "time_us.min": ("time_min", "s", 1e-6),
@@ -136,27 +140,35 @@ def _sweep(place: Path) -> pd.DataFrame | None:
 
 
 def plan_of(place: Path) -> dict[str, Any]:
-    """Return what ``sweep.json`` says of a sweep."""
-    found: dict[str, Any] = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
+    """Return what ``sweep.json`` says of a sweep.
+
+    :raises SpecError: It cannot be read, for example because it is torn.
+    """
+    found = read_object(place / "sweep.json", LARGEST)
+    if not isinstance(found.get("grid"), dict):
+        raise SpecError(f"{place / 'sweep.json'}: is no sweep's")
     return found
 
 
 def done_trials(place: Path) -> Iterator[tuple[Trial, Path]]:
     """Yield the trials of a sweep that have succeeded, each with its folder."""
     cells = make_cells(plan_of(place)["grid"])
-    for end in sorted((place / "trials").glob("*/trial.json")):
-        if json.loads(end.read_text(encoding="utf-8"))["error"] is None:
-            cell, _, number = end.parent.name.partition("-")
-            yield Trial(cells[int(cell)], int(number)), end.parent
+    for name, end in ends(place).items():
+        cell, _, number = name.partition("-")
+        if end.error is None and int(cell) < len(cells):
+            yield Trial(cells[int(cell)], int(number)), place / "trials" / name
 
 
 def _bench(place: Path) -> pd.DataFrame | None:
-    """Melt a bench's rows: a row for each measure of each."""
+    """Melt a bench's rows: a row for each measure of each; None if the file is no bench's."""
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))
-        wide = pd.json_normalize(content["rows"])
-    except (ValueError, KeyError, TypeError):
+        return _melted(read_object(place, LARGEST), place)
+    except (SpecError, KeyError, TypeError, ValueError, NotImplementedError, AttributeError):
         return None
+
+
+def _melted(content: dict[str, Any], place: Path) -> pd.DataFrame | None:
+    wide = pd.json_normalize(content["rows"])
     environment = content.get("environment", {})
     if "backend" not in wide and "exchange" in wide:
         wide["backend"] = wide["exchange"]

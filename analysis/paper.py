@@ -13,12 +13,14 @@ from pydantic import Field
 
 from analysis import charts
 from analysis.charts import Chart
-from analysis.loading import load, origin
+from analysis.loading import LARGEST, load, origin
 from analysis.style import number, save, scale_of
 from testbed.core.errors import SpecError
+from testbed.core.files import read_object, write_whole
 from testbed.core.numbers import format_size
 from testbed.core.tables import Table, checked, options, path_of
 from testbed.scenario.load import read_table
+from testbed.sweep.ledger import ends
 
 __all__ = ["Drawing", "Part", "Progress", "draw_part", "index", "load_parts", "progress"]
 
@@ -105,12 +107,9 @@ def progress(folder: Path, cells: int) -> Progress:
 
     :param cells: Of the sweep.
     """
-    ends = {
-        place.parent.name: json.loads(place.read_text(encoding="utf-8"))["error"]
-        for place in sorted((folder / "trials").glob("*/trial.json"))
-    }
-    done = [name for name, error in ends.items() if error is None]
-    failed = {name: error for name, error in ends.items() if error is not None}
+    found = {name: end.error for name, end in ends(folder).items()}
+    done = [name for name, error in found.items() if error is None]
+    failed = {name: error for name, error in found.items() if error is not None}
     commits = dict.fromkeys(_commit(folder / "trials" / name) for name in done)
     count = len({name.partition("-")[0] for name in done})
     return Progress(len(done), count, cells, failed, tuple(each for each in commits if each))
@@ -119,8 +118,11 @@ def progress(folder: Path, cells: int) -> Progress:
 def _commit(trial: Path) -> str | None:
     for name, table in (("manifest.json", None), ("bench.json", "environment")):
         if (trial / name).exists():
-            content = json.loads((trial / name).read_text(encoding="utf-8"))
-            found = (content if table is None else content[table]).get("git_commit")
+            try:
+                content = read_object(trial / name, LARGEST)
+                found = (content if table is None else content[table]).get("git_commit")
+            except (SpecError, KeyError, AttributeError):  # it is torn
+                return None
             return str(found)[:7] if found else None
     return None
 
@@ -173,22 +175,22 @@ def draw_part(
         lines.append(f"- `scenarios/paper/{sweep}.toml`: {each}{commits}")
         lines += [f"  - trial {trial}: {text}" for trial, text in each.failed.items()]
     place = out / f"{name}.md"
-    place.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(place, "\n".join(lines) + "\n")
     _remember(name, says, done, out)
     return place
 
 
 def _remember(name: str, says: list[str], done: Sequence[Progress], out: Path) -> None:
     place = out / SUMMARY
-    known = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    known = read_object(place, LARGEST) if place.exists() else {}
     known[name] = {"says": says, "trials": [str(each) for each in done]}
-    place.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
+    write_whole(place, json.dumps(dict(sorted(known.items())), indent=2) + "\n")
 
 
 def index(parts: dict[str, Part], out: Path) -> Path:
     """Write ``README.md``: which parts have been run, with how many trials, and their answers."""
     place = out / SUMMARY
-    known = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    known = read_object(place, LARGEST) if place.exists() else {}
     lines = ["# The results of the papers, on one box", "", INTRODUCTION, ""]
     lines += ["| part | what | measured |", "| ---- | ---- | -------- |"]
     for name, part in parts.items():
@@ -205,7 +207,7 @@ def index(parts: dict[str, Part], out: Path) -> Path:
                 *(f"- {each}" for each in known[name]["says"]),
             ]
     readme = out / "README.md"
-    readme.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(readme, "\n".join(lines) + "\n")
     return readme
 
 

@@ -17,6 +17,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from testbed.core.files import replacing, write_whole
+
 __all__ = [
     "CLASS_COLOURS",
     "FORMATS",
@@ -229,6 +231,8 @@ def save(
     places = [path.with_suffix(f".{each}") for each in formats]
     with mpl.rc_context(STYLE):
         for place in places:
-            figure.savefig(place, metadata=UNMARKED.get(place.suffix[1:]))
-    data.to_csv(path.with_suffix(".csv"), index=False)
+            kind = place.suffix[1:]
+            with replacing(place) as partial:
+                figure.savefig(partial, format=kind, metadata=UNMARKED.get(kind))
+    write_whole(path.with_suffix(".csv"), data.to_csv(index=False))
     return places

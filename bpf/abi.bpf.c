@@ -43,6 +43,7 @@ KEEP(enum ring_size);
 KEEP(enum ring_result_state);
 KEEP(enum ring_wr_kind);
 KEEP(enum ring_wr_extra);
+KEEP(enum ring_wr_attempt);
 KEEP(enum ring_early_state);
 KEEP(enum ring_counter);
 KEEP(struct ring_config);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Copies the frames that arrive at one end of a link: XDP takes most of them before a packet socket
  * sees them. The program takes the place of another one on its link and tail-calls that one
- * (testbed/capture/wiretap.py).
+ * (testbed/capture/order.py).
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -17,12 +17,13 @@ struct {
 	__uint(max_entries, CAPTURE_ROOM);
 } frames SEC(".maps");
 
+/* By the name of this map, any process knows a program of a capture, and reads what follows it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
-} behind SEC(".maps");
+} capture_behind SEC(".maps");
 
 struct copy {
 	struct captured head;
@@ -45,8 +46,7 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
-SEC("xdp.frags")
-int capture(struct xdp_md *ctx)
+static __always_inline int copy_and_hand_on(struct xdp_md *ctx)
 {
 	__u64 length = bpf_xdp_get_buff_len(ctx), copied = length;
 	__u32 zero = 0;
@@ -69,8 +69,23 @@ int capture(struct xdp_md *ctx)
 		    missed)
 			__sync_fetch_and_add(missed, 1);
 	}
-	bpf_tail_call(ctx, &behind, 0);
+	bpf_tail_call(ctx, &capture_behind, 0);
 	return XDP_PASS;
+}
+
+/* One of these is loaded: the kernel lets only programs hand on to each other that agree whether
+ * frames come in pieces.
+ */
+SEC("xdp.frags")
+int capture(struct xdp_md *ctx)
+{
+	return copy_and_hand_on(ctx);
+}
+
+SEC("xdp")
+int capture_whole(struct xdp_md *ctx)
+{
+	return copy_and_hand_on(ctx);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

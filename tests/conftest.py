@@ -9,6 +9,7 @@ import ast
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import signal
@@ -125,6 +126,16 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A test that calls the command line with ``-v`` leaves the level of the log as it was."""
+    logger = logging.getLogger("testbed")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -129,11 +129,11 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> subprocess.Co
 )
 def test_commands_run_as_shown(page: Path, checkout: Path, environment: dict[str, str]) -> None:
     for block in blocks_of(page):
-        if block.kind == "sh" and not block.not_run:
-            done = run(block.text, checkout, environment)
-            if done.returncode != 0:
-                run("sudo .venv/bin/testbed down", checkout, environment)  # if it is up
-            said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-            assert done.returncode == 0, f"{page.name}:{block.line}: {block.text}\n{said}"
-        elif name := FILE.match(block.text.partition("\n")[0]):
+        if name := FILE.match(block.text.partition("\n")[0]):
             (checkout / name[1]).write_text(block.text + "\n")
+    for block in commands_of(page):
+        done = run(block.text, checkout, environment)
+        if done.returncode != 0:
+            run("sudo .venv/bin/testbed down", checkout, environment)  # if it is up
+        said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert done.returncode == 0, f"{page.name}:{block.line}: {block.text}\n{said}"

@@ -11,7 +11,7 @@ from testbed.collectives.registry import BACKENDS
 from testbed.comm.backend import Backend
 from testbed.comm.entry import Entry
 from testbed.core.errors import SpecError
-from testbed.core.registry import Registry, load
+from testbed.core.registry import Registry, load, registered_only
 from testbed.exchange.interface import Exchange
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.datasets import DATASETS
@@ -182,3 +182,17 @@ def test_what_is_said_of_each_object() -> None:
                 True,
                 False,
             ), each
+
+
+@pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.noun)
+def test_strangers_name_only_what_is_registered(registry: Registry[object]) -> None:
+    name = registry.own[0]
+    with registered_only("may not be", besides=["os:mine"]):
+        assert registry[name] is not None
+        for other in ("os:system", "os:", ":", f"{name}:X"):
+            with pytest.raises(SpecError, match=r"^may not be$"):
+                registry[other]
+        with pytest.raises(SpecError, match="os:mine: cannot be loaded"):
+            registry["os:mine"]
+    with pytest.raises(SpecError, match="must be a"):
+        registry["os:system"]

@@ -160,6 +160,7 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 		return ring_drop(w, DROP_DUPLICATE);
 	if (!ring_reload(w))
 		return RING_GONE;
+	ring_note_arrival(w, RING_STAGE_RESULT);
 	if (hop + 1 < end) {
 		w->frame->hop = hop + 1;
 		ring_enlist(w, seq, w->index, RING_STAGE_RESULT);
@@ -346,6 +347,10 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 	if (sender != ring_rank_before(ring_config.rank) ||
 	    seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
+	w->control->answered_us = now_us();
+	if (w->stream)
+		*(volatile __u64 *)&w->stream->answer =
+			word_of(w->control->answered_us, w->frame->attempt);
 	ring_look_back(w);
 	if (stream < 64)
 		__sync_fetch_and_or(&w->control->flushed, 1ull << stream);

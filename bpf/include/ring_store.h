@@ -119,6 +119,7 @@ __noinline int ring_launch(struct xdp_md *ctx, __u64 progress, __u32 index, __u8
 	if (again) {
 		w->frame->attempt = ++chunk->attempt[seq & 1];
 		w->frame->prev = chunk->before[stage];
+		w->frame->flags = RING_FLAG_AGAIN;
 		chunk->resent_us = now_us();
 		ring_count(w, RING_RESENT);
 	} else {
@@ -226,7 +227,7 @@ __noinline int ring_send_result(struct xdp_md *ctx, __u64 progress, __u32 to, __
 	w->chunk->resent_us = now_us();
 	w->frame->kind = RING_RESULT;
 	w->frame->hop = ring_result_steps_to(w, seq, w->index, to);
-	w->frame->flags = 0;
+	w->frame->flags = RING_FLAG_AGAIN;
 	w->frame->round = ring_round_of(result) > round ? ring_round_of(result) : round;
 	w->frame->attempt = ++w->chunk->attempt[seq & 1];
 	w->frame->prev = prev;
@@ -312,7 +313,7 @@ static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round,
 	w->chunk->resent_us = now_us();
 	w->frame->kind = RING_REDUCE;
 	w->frame->hop = ring_steps_to(w->index, ring_config.rank) + 1;
-	w->frame->flags = 0;
+	w->frame->flags = RING_FLAG_AGAIN;
 	w->frame->round = round;
 	w->frame->attempt = ++w->chunk->attempt[w->frame->seq & 1];
 	w->frame->prev = w->chunk->before[RING_STAGE_PARTIAL];
@@ -366,6 +367,8 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 		return ring_drop(w, DROP_BAD_LENGTH);
 	}
 	__sync_lock_test_and_set(&early->state, RING_EARLY_WAITING);
+	if (ring_reload(w))
+		ring_note_arrival(w, RING_STAGE_PARTIAL);
 	/* The process may have moved `progress` before the state was set above, and have seen no
 	 * early frame. */
 	progress = word_read(&w->control->progress);
@@ -384,7 +387,7 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 /* The chunk's partial sum was sent before: repeat its `prev`. */
 static __always_inline void ring_repeat(struct ring_work *w)
 {
-	w->frame->flags = 0;
+	w->frame->flags = RING_FLAG_AGAIN;
 	w->frame->prev = w->chunk->before[RING_STAGE_PARTIAL];
 	w->chunk->attempt[w->frame->seq & 1] = w->frame->attempt;
 }
@@ -419,6 +422,8 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		ring_count_stored(w);
 	if (!ring_reload(w))
 		return RING_GONE;
+	if (reduced != now)
+		ring_note_arrival(w, RING_STAGE_PARTIAL);
 	if (w->stream && reduced != now)
 		w->stream->progress += 1;
 	ring_look_back(w);

@@ -12,6 +12,12 @@
  * frames in a row are lost, the second is found by its successor and the first by the
  * retransmission of the second.
  *
+ * Something may hold back single frames all the same: a fault rule, a network with several paths.
+ * So a rank measures how late frames come that were overtaken, and waits so long before it takes
+ * one for lost (lib/patience.h; RFC 8985: the reordering window, which is 0 until frames have been
+ * overtaken). A retransmission has a flag, so a frame that was only late is known even after it has
+ * been nacked (the Eifel algorithm, RFC 3522).
+ *
  * A rank nacks a missing frame, and repeats the nack until the frame arrives. The frame at hand has
  * to go on, so a copy of it becomes the nack (`ring_fan_nack`): XDP sends the copy to the doorbell,
  * where the same CPU receives it next and takes an entry from its own nack queue.
@@ -20,8 +26,7 @@
 
 #include "ring_work.h"
 
-#define RING_MOST_DOUBLINGS 4 /* how often the holdoff between two nacks for a frame may double */
-#define RING_SKIP 4	      /* obsolete entries that one frame may pass over */
+#define RING_SKIP 4 /* obsolete entries that one frame may pass over */
 
 static __always_inline bool ring_has_early(__u32 seq, __u32 index)
 {
@@ -98,12 +103,39 @@ static __always_inline void ring_note_loss(struct ring_work *w)
 	w->control->lossy = seq_of(w->progress);
 }
 
-/* Has a frame of the chunk been nacked, or found lost, within the holdoff? */
-static __always_inline bool ring_nacked_lately(struct ring_work *w, const struct ring_chunk *chunk)
+/* A frame with data has arrived that is new: was it missing? Then its nack has been answered, or it
+ * was late: the reordering window becomes as long as it should have been. Losses shorten it again,
+ * because their nacks waited for nothing.
+ */
+static __always_inline void ring_note_arrival(struct ring_work *w, enum ring_stage stage)
 {
-	__u32 nacked = *(volatile const __u32 *)&chunk->nacked_us;
+	__u32 since = w->chunk->nacked_us, tries = w->chunk->tries, late, now, rto;
+	bool found = w->chunk->lost[stage] == w->frame->seq;
+	struct ring_control *c = w->control;
 
-	return nacked && now_us() - nacked < w->control->nack_holdoff_us;
+	if (!since || (!found && w->frame->seq != seq_of(w->progress)))
+		return;
+	now = now_us();
+	w->chunk->nacked_us = 0;
+	w->chunk->tries = 0;
+	if (w->frame->flags & RING_FLAG_AGAIN) {
+		c->answered_us = now;
+		c->late_us -= c->late_us >> RING_LATE_DECAY;
+		return;
+	}
+	if (!found || w->frame->round)
+		return;
+	late = now - since;
+	if (late < RING_LEAST_LATE_US)
+		return;
+	if (tries &&
+	    (__s32)(c->widened_us - since) < 0) /* it was nacked when the window was over */
+		late += ring_reorder_window(c);
+	if (late > c->late_us)
+		c->widened_us = now;
+	late = late > c->late_us ? late : c->late_us;
+	rto = c->rto_us;
+	c->late_us = late < rto ? late : rto;
 }
 
 /* A frame has arrived: has its predecessor? If not, note the loss and queue a nack. */
@@ -135,12 +167,16 @@ __noinline int ring_find_loss(__u64 progress, __u32 seq, __u32 prev, __u32 flags
 	if (stage == RING_STAGE_PARTIAL && ring_has_early(seq, index))
 		return 0;
 	ring_note_loss(w);
-	if (chunk->lost[stage] == seq && ring_nacked_lately(w, chunk))
-		return 0; /* a second frame names it as its predecessor */
 	nack.due_us = now_us();
-	chunk->lost[stage] = seq;
-	chunk->nacked_us = nack.due_us;
-	ring_count(w, RING_LOST);
+	if (chunk->lost[stage] != seq || !chunk->nacked_us) {
+		chunk->lost[stage] = seq;
+		chunk->nacked_us = nack.due_us;
+		chunk->tries = 0;
+		nack.due_us += ring_reorder_window(w->control);
+		ring_count(w, RING_LOST);
+	} else if (ring_waits(w->control, chunk, nack.due_us)) {
+		return 0; /* a second frame names it as its predecessor */
+	}
 	if (!ring_config.reorder_threshold || seq != mine || index >= (__u32)w->progress)
 		return 0;
 	nack.due_frame = list->frames + ring_config.reorder_threshold;
@@ -172,15 +208,20 @@ __noinline int ring_look_around(struct xdp_md *ctx, __u64 progress, int goes_on)
 	return ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
 }
 
-/* Has the chunk of a nack been nacked lately, and not only found lost, which queued this nack? Then
- * the process was first. */
-static __always_inline bool ring_is_nacked(struct ring_work *w, const struct ring_nack *nack)
+/* When to nack the chunk of a nack again. False: the process has nacked it lately. */
+static __always_inline bool ring_is_due(struct ring_work *w, struct ring_nack *nack)
 {
-	__u32 index = nack->item >> RING_CHUNK_SHIFT;
+	__u32 index = nack->item >> RING_CHUNK_SHIFT, now = now_us();
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&ring_chunks, &index);
 
-	return chunk && ring_nacked_lately(w, chunk) &&
-	       (nack->tries || chunk->nacked_us != nack->due_us);
+	if (!chunk)
+		return false;
+	if (chunk->tries && ring_waits(w->control, chunk, now)) {
+		nack->due_us = chunk->nacked_us + ring_patience(w->control, chunk->tries, now);
+		return false;
+	}
+	nack->due_us = now + ring_patience(w->control, chunk->tries + 1, now);
+	return true;
 }
 
 /* Take a reserved entry. False: none is still missing. */
@@ -191,14 +232,11 @@ static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nack
 		*nack = queue->nacks[queue->taken % RING_NACK_ENTRIES];
 		queue->taken += 1;
 		if (ring_is_missing(w, nack)) {
-			bool is_nacked = ring_is_nacked(w, nack);
+			bool is_due = ring_is_due(w, nack);
 
 			nack->due_frame = list->frames;
-			nack->due_us =
-				now_us() + (w->control->nack_holdoff_us << (nack->tries & 7));
-			nack->tries += nack->tries < RING_MOST_DOUBLINGS;
 			ring_nack_put(&list->again, nack);
-			if (!is_nacked)
+			if (is_due)
 				return true;
 		}
 	}

@@ -68,6 +68,7 @@ static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u
 	w->frame->tag = tensor->tag;
 	w->frame->summed = (__u8)word_read(&w->chunk->reduced);
 	w->chunk->nacked_us = now_us();
+	w->chunk->tries += w->chunk->tries < 0xffff;
 	ring_count(w, RING_RESENT);
 	return ring_send(w, ring_rank_before(ring_config.rank), length, 0);
 }
@@ -80,7 +81,7 @@ static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
 	bool begun = seq_of(reduced) == seq;
 
-	if (ring_nacked_lately(w, w->chunk))
+	if (ring_waits(w->control, w->chunk, now_us()))
 		return RING_GONE;
 	if (seq_of(result) == seq &&
 	    (ring_is_done(result) || ring_state_of(result) == RING_RESULT_CLAIMED))

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lib/frame.h"
+#include "lib/patience.h"
 #include "lib/word.h"
 #include "ring_jumbo.h"
 

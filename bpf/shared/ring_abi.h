@@ -68,12 +68,14 @@ struct ring_control {
 	struct ring_tensor tensors[2];
 	__u32 wake_at; /* wake the process when this many results are stored */
 	__u32 sq_tail; /* work requests that the process has posted, since the start */
-	/* time between the first two nacks for a frame, then doubled; owners ignore nacks that come
-	 * sooner */
+	/* least time between the first two nacks for a frame, then doubled; owners ignore nacks
+	 * that come sooner */
 	__u32 nack_holdoff_us;
 	__u32 verified; /* latest sequence number whose results the process has verified */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
-	__u32 pad0;
+	/* retransmission timeout of RFC 6298, from the previous rank's answers to probes; 0: there
+	 * are none yet */
+	__u32 rto_us;
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	/* streams, a bit each, whose answers to probes have come from the previous rank */
 	__u64 flushed;
@@ -84,7 +86,11 @@ struct ring_control {
 	__u32 stored;
 	__u32 sq_head; /* work requests that programs have taken, since the start */
 	__u32 lossy;   /* sequence number in which this rank last saw a sign of loss; 0: none yet */
-	__u32 pad1[7];
+	/* reordering window: how late frames have come that a later one of their stream overtook */
+	__u32 late_us;
+	__u32 widened_us;  /* when the reordering window last grew */
+	__u32 answered_us; /* when the previous rank last answered a nack or a probe */
+	__u32 pad1[4];
 };
 
 /* State of a chunk's result. Within a round of one sequence number it only moves down this list;
@@ -109,7 +115,8 @@ struct ring_chunk {
 	__u64 result;	 /* seq << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: `prev` of the chunk's frame when it was first sent */
 	__u32 lost[2];	 /* by stage: seq in which the frame to this rank is known to be lost */
-	/* when this rank last nacked a frame of the chunk, or found one lost; low 32 bits */
+	/* when this rank last nacked the frame of the chunk that it lacks, or found it missing; 0:
+	 * it lacks none; low 32 bits */
 	__u32 nacked_us;
 	__u32 resent_us; /* when this rank last retransmitted a frame of the chunk; 0: never */
 	/* by parity of seq, because a rank answers stragglers of the previous one: attempt of the
@@ -117,7 +124,8 @@ struct ring_chunk {
 	__u16 attempt[2];
 	/* nacks that this rank has sent since; apart, because how many there are depends on time,
 	 * and an attempt decides a frame's fate */
-	__u32 nacks;
+	__u16 nacks;
+	__u16 tries; /* of these, nacks for the frame that it lacks */
 };
 
 /* Retransmit buffer: a partial sum that was sent, in case it is lost. */
@@ -135,7 +143,9 @@ struct ring_stream {
 	__u32 prev;	/* latest frame that was not a retransmission, as `prev` encodes it */
 	__u64 progress; /* frames that brought something new, since the start */
 	__u32 heard[RING_MAX_RANKS]; /* verified frames from each rank, since the start */
-	__u32 pad[12];
+	/* time of the previous rank's latest answer to a probe << 32 | attempt of the probe */
+	__u64 answer;
+	__u32 pad[10];
 };
 
 /* What another rank has last said about itself. */
@@ -172,14 +182,16 @@ enum ring_wr_extra {
 	RING_ANYWHERE = 0xffff, /* CPU of a probe: whichever takes the work request */
 };
 
+enum ring_wr_attempt {
+	RING_UNTIMED = 0x8000, /* added to the attempt of a probe that measures no round trip */
+};
+
 /* A missing frame. */
 struct ring_nack {
 	__u32 seq;
 	__u32 item;	 /* as `prev` encodes it */
 	__u32 due_frame; /* nack it once this many frames have arrived */
 	__u32 due_us;	 /* and not before this time */
-	__u32 tries;
-	__u32 pad;
 };
 
 /* A FIFO. For entries from `taken` to `carried`, a frame is under way that will nack them; those
@@ -233,7 +245,7 @@ enum ring_counter {
 	RING_ANSWERED,	/* results retransmitted */
 	RING_EARLY,	/* frames saved until their input is ready */
 	RING_SPREAD,	/* work requests handed to another CPU */
-	RING_LOST,	/* frames whose loss a later one of their stream has shown */
+	RING_LOST,	/* frames that were missing when a later one of their stream came */
 	RING_RESTARTED, /* reduce-scatter phases that were started over */
 	RING_UNSAVED,	/* partial sums that found no slot in the retransmit buffer */
 	RING_COUNTERS,

@@ -8,6 +8,8 @@
 enum ring_native_size {
 	RING_CHECK_BYTES = 8, /* the last word of a chunk, the check of the words before it */
 	RING_MAX_STATUS = 1024,
+	RING_TRIPS = 4,	   /* latest round trips, of which the least counts; a power of two */
+	RING_TIMED = 1024, /* probes whose times a process remembers; a power of two */
 };
 
 /* How a collective ended, and what is left to do. */
@@ -91,6 +93,7 @@ struct ring_quiet {
 	__u64 since;	/* ns: time of the last progress or probe */
 	__u32 probes;	/* in a row */
 	__u32 pad;
+	__u64 answer; /* to a probe, as of the last look */
 };
 
 /* A rank's process. */
@@ -110,7 +113,7 @@ struct ring {
 	struct ring_stream *cpus;
 	struct ring_rank *peers;
 	__u32 cpu_count;
-	__u32 in_recovery; /* the last stall nacked a frame that is known to be lost */
+	__u32 in_recovery; /* the last stall found a frame missing that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
 	__u32 yields;	      /* times that a collective may yield the CPU before it sleeps */
@@ -129,6 +132,13 @@ struct ring {
 	__u32 next;	 /* chunk that the next stall starts at */
 	__u32 to_verify; /* chunk whose result is verified next, before all are stored */
 	__u32 still_us;	 /* time of the first of these stalls; low 32 bits */
+	__u32 probed_us[RING_TIMED]; /* when the last probes were sent, by their attempts */
+	/* round trips of probes, as RFC 6298 smooths them: 8 times their mean, and 4 times their
+	 * mean deviation */
+	__u32 mean8_us, deviation4_us;
+	__u32 trips_us[RING_TRIPS]; /* the latest ones */
+	__u32 trips;		    /* since the start */
+	__u32 least_holdoff_us;	    /* between two nacks, whatever the round trips */
 	__u32 pad;
 	__u64 nacked_at;	  /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */

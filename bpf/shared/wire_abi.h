@@ -68,6 +68,9 @@ enum ring_flag {
 	/* probe, answer: the sender has given up, for a `reason`, and because of ranks that are
 	 * `blamed` */
 	RING_FLAG_ENDED = 64,
+	/* partial sum, result: sent again, because a nack has asked for it. A missing frame that
+	 * arrives without this flag was late, not lost. */
+	RING_FLAG_AGAIN = 128,
 };
 
 /* Why a rank has given up. */

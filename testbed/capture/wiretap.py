@@ -8,11 +8,12 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from testbed.capture.guard import Guard, Replaced
+from testbed.capture.guard import Guard
+from testbed.capture.order import enter, leave, locked
 from testbed.capture.pcapng import INBOUND, OUTBOUND, Packet
 from testbed.capture.ports import End, Port
 from testbed.core.closing import Stacked
@@ -21,10 +22,11 @@ from testbed.fabric.namespace import NetworkNamespace, inside
 from testbed.fabric.runs import Run
 from testbed.kernel import BpfObject, Map
 from testbed.kernel.abi import Struct, constant, dtype
-from testbed.kernel.xdp_links import find_link, opened_program, program_number, replace
+from testbed.kernel.xdp_links import XdpLink, program_number, xdp_links
 
 __all__ = ["Tap"]
 
+_BEHIND: Final = "capture_behind"  # in bpf/capture.bpf.c: what its program hands on to
 _REFRESH: Final = 0.25  # seconds between two looks at which programs are attached
 _POLL: Final = 0.02  # seconds between two readings of the ring buffer
 _RINGBUF: Final = 27  # enum bpf_map_type
@@ -39,26 +41,26 @@ _LARGEST: Final = 1 << 18  # bytes of what a socket gets at once: TSO makes fram
 class _Watched:
     """An end of a link.
 
-    :param own: The program that copies what arrives here.
-    :param replaced: The link that it is attached to; None: the socket sees all frames.
+    :param loaded: By their numbers, two programs that copy what arrives here: one for where frames
+        come in pieces, and one for where they do not. A program can only hand on to its like.
+    :param ahead: Whether it gets frames; otherwise the socket sees all.
     """
 
     end: End
     namespace: NetworkNamespace
     ifindex: int
     socket: socket.socket
-    own: BpfObject
-    number: int
-    replaced: Replaced | None = None
+    loaded: Mapping[int, BpfObject]
+    ahead: bool = False
     dropped: int = 0
 
 
 class Tap(Stacked):
     """Captures frames of a run's ports; a context manager.
 
-    At an end where XDP is attached, the program is replaced by one that copies frames and goes on
-    to the one that was there; this is undone at the end, also if this process is killed. Elsewhere
-    a packet socket sees them. A run may change that: it is looked at again and again.
+    At an end where XDP is attached, a program that copies frames is put in front of those that are
+    there (`testbed.capture.order`); this is undone at the end, also if this process is killed.
+    Elsewhere a packet socket sees them. A run may change that: it is looked at again and again.
 
     :param snap: Bytes to keep of a frame, at most.
     :raises FabricError: The run has ended.
@@ -66,9 +68,9 @@ class Tap(Stacked):
 
     def __init__(self, run: Run, ports: Sequence[Port], snap: int) -> None:
         self._run, self._ports, self._snap = run, ports, snap
+        self._folder = run.file.path.with_suffix("")
 
     def _enter(self, stack: ExitStack) -> None:
-        self._guard = stack.enter_context(Guard())
         self._controller = os.pidfd_open(self._run.state.controller.pid)
         stack.callback(os.close, self._controller)
         self._frames = Map.create("frames", _RINGBUF, 0, 0, constant("CAPTURE_ROOM"))
@@ -79,7 +81,8 @@ class Tap(Stacked):
         self._epoch = time.time_ns() - time.monotonic_ns()
         ends = dict.fromkeys(end for port in self._ports for end in (port.own, port.other))
         self._watched = [self._watch(stack, number, end) for number, end in enumerate(ends)]
-        stack.callback(self._undo)
+        stack.enter_context(Guard(self._leave))
+        stack.callback(self._leave)
         self._refresh()
 
     def _watch(self, stack: ExitStack, number: int, end: End) -> _Watched:
@@ -90,44 +93,31 @@ class Tap(Stacked):
         opened = stack.enter_context(inside(namespace.fd, _packet_socket))
         opened.bind((end.ifname, _ETH_P_ALL))
         config = Struct("capture_config", end=number, snap=self._snap)
-        own = stack.enter_context(
-            BpfObject("capture", rodata=config, reuse={"frames": self._frames})
-        )
-        return _Watched(
-            end,
-            namespace,
-            namespace.index(end.ifname),
-            opened,
-            own,
-            program_number(own.programs["capture"].fd),
-        )
+        loaded = {}
+        for name in ("capture", "capture_whole"):
+            program = stack.enter_context(
+                BpfObject("capture", rodata=config, reuse={"frames": self._frames}, programs=[name])
+            )
+            loaded[program_number(program.programs[name].fd)] = program
+        return _Watched(end, namespace, namespace.index(end.ifname), opened, loaded)
 
-    def _undo(self) -> None:
-        for watched in self._watched:
-            if watched.replaced:
-                watched.replaced.undo()
+    def _leave(self) -> None:
+        with locked(self._folder):
+            for link in xdp_links():
+                for own in (own for watched in self._watched for own in watched.loaded):
+                    with suppress(KernelError):  # the others are still to be undone
+                        leave(XdpLink(link.number, _BEHIND), own)
 
     def _refresh(self) -> None:
         self._refreshed = time.monotonic()
-        for watched in self._watched:
-            attached = _attached(watched)
-            if attached == watched.number:
-                continue
-            watched.replaced = None
-            if attached is not None:
-                self._replace(watched, attached)
-
-    def _replace(self, watched: _Watched, attached: int) -> None:
-        """Take the place of a program; if it has gone meanwhile, the next look tells."""
-        link = find_link(watched.ifindex, attached)
-        with opened_program(attached) as program:
-            if link is None or program is None:
-                return
-            watched.own.maps["behind"].update(0, program)
-            replaced = Replaced(link, attached, watched.number)
-            self._guard.note(replaced)
-            if replace(link, program, watched.own.programs["capture"].fd):
-                watched.replaced = replaced
+        with locked(self._folder):
+            links = {(link.ifindex, link.program): link.number for link in xdp_links()}
+            for watched in self._watched:
+                attached = _attached(watched)
+                number = links.get((watched.ifindex, attached))
+                watched.ahead = attached in watched.loaded or (
+                    number is not None and _entered(XdpLink(number, _BEHIND), watched)
+                )
 
     def packets(self) -> list[Packet]:
         """What has arrived since the last call, in the order of time; waits for a moment.
@@ -141,7 +131,7 @@ class Tap(Stacked):
         found = list(self._copied())
         for watched in self._watched:
             received = _received(watched.socket, self._snap)
-            if not watched.replaced:
+            if not watched.ahead:
                 found += (packet for each in received for packet in self._seen(watched.end, *each))
         if time.monotonic() - self._refreshed > _REFRESH:
             self._refresh()
@@ -177,9 +167,11 @@ class Tap(Stacked):
         missed = {}
         for watched in self._watched:
             raw = watched.socket.getsockopt(_SOL_PACKET, _STATISTICS, 8)
-            watched.dropped += 0 if watched.replaced else struct.unpack("II", raw)[1]
-            copies = int.from_bytes(watched.own.maps["lost"].lookup(0), "little")
-            missed[watched.end] = watched.dropped + copies
+            watched.dropped += 0 if watched.ahead else struct.unpack("II", raw)[1]
+            copies = (own.maps["lost"].lookup(0) for own in watched.loaded.values())
+            missed[watched.end] = watched.dropped + sum(
+                int.from_bytes(each, "little") for each in copies
+            )
         return {
             index: missed[port.own] + missed[port.other] for index, port in enumerate(self._ports)
         }
@@ -213,8 +205,16 @@ def _received(opened: socket.socket, snap: int) -> list[tuple[int, int, bytes]]:
         found.append((seconds * 10**9 + nanoseconds, len(data), data[:snap]))
 
 
-def _attached(watched: _Watched) -> int | None:
-    """The number of the XDP program at an end; None: there is none."""
-    (link,) = watched.namespace.request("get_links", watched.ifindex)
-    xdp: Any = link.get_attr("IFLA_XDP")
-    return (xdp and xdp.get_attr("IFLA_XDP_PROG_ID")) or None
+def _entered(link: XdpLink, watched: _Watched) -> bool:
+    in_pieces, whole = watched.loaded
+    try:
+        return enter(link, in_pieces)
+    except KernelError:  # it cannot hand on to what is there
+        return enter(link, whole)
+
+
+def _attached(watched: _Watched) -> int:
+    """The number of the XDP program at an end; 0: there is none."""
+    (device,) = watched.namespace.request("get_links", watched.ifindex)
+    xdp: Any = device.get_attr("IFLA_XDP")
+    return (xdp and xdp.get_attr("IFLA_XDP_PROG_ID")) or 0

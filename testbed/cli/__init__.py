@@ -5,11 +5,10 @@ Verb modules import heavy packages (torch, pandas, Mininet) inside their functio
 """
 
 import difflib
-import errno
 import importlib
-import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -18,16 +17,16 @@ import typer
 
 import testbed
 from testbed.cli import options
-from testbed.core.errors import TestbedError, limit_reached
+from testbed.core.errors import TestbedError, limit_reached, no_room
 from testbed.core.logs import logger_of
 from testbed.core.registry import look_in
 from testbed.core.renamed import renamed
 from testbed.core.stdio import open_streams
+from testbed.core.users_code import own_frames, summary
 from testbed.host.rights import add_system_tools, allow_many_files
 
 __all__ = ["app", "main"]
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERBS = (
     "doctor",
     "list",
@@ -114,12 +113,14 @@ def main() -> NoReturn:
     exit status.
 
     These are every :class:`TestbedError`, wrong usage, a full disk, and exhausted memory or another
-    limit, for which -vv shows the traceback; anything else is a bug.
+    limit, for which -vv shows the traceback; errors of the user's own code have its lines, too, and
+    -v shows the traceback; anything else is a bug.
     """
     open_streams()
     add_system_tools()
     allow_many_files()
-    if "rerun" not in sys.argv:  # whose archive may be anybody's
+    verb = next((each for each in sys.argv[1:] if not each.startswith("-")), None)
+    if verb != "rerun":  # whose archive may be anybody's
         look_in(Path.cwd())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
@@ -151,11 +152,15 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
+        if full := no_room(error):
+            fail(full, 1)
         if limit := limit_reached(error):
             logger_of(__name__).debug("%s", limit, exc_info=True)
             fail(limit, 1)
+        text = "".join(traceback.format_exception(error))
+        if frames := own_frames(text):
+            logger_of(__name__).info("%s", text)
+            fail(f"{summary(error)}{frames}", 1)
         raise
 
 

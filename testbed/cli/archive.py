@@ -38,7 +38,7 @@ def archive(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            callback=options.writable,
+            callback=options.streamable,
             help="Also write the measurements as CSV.",
         ),
     ] = None,
@@ -64,4 +64,4 @@ def archive(
         raise StorageError(f"--out {place}: cannot be written: {error.strerror}") from error
     if csv is not None:
         options.write_text(found.frame.to_csv(index=False), csv, "--csv")
-    typer.echo(f"archive: {place}")
+    typer.echo(f"archive: {place}", err=csv == options.STDOUT)

@@ -25,7 +25,9 @@ def register(app: typer.Typer) -> None:
 
 def attach(
     host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the fabric.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="C source of the program.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="C source of the program, or a compiled object.")
+    ],
     hook: Annotated[
         str, typer.Option(help="xdp (native), xdp-generic, tc-ingress or tc-egress.")
     ] = "xdp",
@@ -53,7 +55,8 @@ def attach(
     json: options.JsonFlag = False,
     out: options.Out = None,
 ) -> None:
-    """Compile a BPF program and attach it to a host's link (eth0), until detach or down.
+    """Attach a BPF program to a host's link (eth0), until detach or down; compile it first, unless
+    it is an object.
 
     `testbed exec HOST -- bpftool map dump id N` shows a map; this command prints the ids.
     """

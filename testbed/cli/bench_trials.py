@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from testbed.core.errors import SpecError
+from testbed.core.files import read_object
 from testbed.core.tables import options as words
 from testbed.core.tables import unknown
 from testbed.sweep.sweep_file import VARIANT
@@ -26,6 +26,8 @@ __all__ = ["BenchTrials"]
 
 OWN = ("seed", "json", "figure", "verbose", "help", "out")
 """Options that belong to the sweep, or to none."""
+
+LARGEST = 256 << 20  # bytes of a bench's JSON; telemetry has a list of all stacks
 
 GUESS = 20.0  # seconds of a trial, as long as none has been timed
 
@@ -106,8 +108,12 @@ class BenchTrials:
         """See `Player`."""
         import pandas as pd
 
-        rows = json.loads((folder / "bench.json").read_text(encoding="utf-8"))["rows"]
-        frame = pd.json_normalize(rows).assign(trial=trial.number)
+        place = folder / "bench.json"
+        try:
+            rows = read_object(place, LARGEST)["rows"]
+            frame = pd.json_normalize(rows).assign(trial=trial.number)
+        except (KeyError, TypeError, NotImplementedError, AttributeError) as error:
+            raise SpecError(f"{place}: is not what a bench writes: {error!r}") from error
         # Lists of values of several types, which a table cannot hold: bench.json has them.
         return frame.drop(columns=["telemetry.samples", "telemetry.counts"], errors="ignore")
 

@@ -26,7 +26,12 @@ def calibrate(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="FILE", dir_okay=False, help="Where to write the costs, as JSON."
+            "--out",
+            "-o",
+            metavar="FILE",
+            dir_okay=False,
+            callback=options.writable,
+            help="Where to write the costs, as JSON.",
         ),
     ] = Path("calibration.json"),
     iterations: Annotated[

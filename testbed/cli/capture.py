@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from testbed.capture.ports import Port
     from testbed.fabric.runs import Run
 
+STDOUT = 1  # the descriptor
+
 EPILOG = options.examples(
     "sudo testbed capture h1 -o h1.pcapng",
     "sudo testbed capture s1:1 s1:2 h3 --seconds 5 -o three.pcapng",
+    "sudo testbed capture h1 -o - | tshark -i -",
     "testbed dissector -o ~/.local/lib/wireshark/plugins/testbed.lua",
     after="Ctrl-C ends it. Frames are seen whether XDP takes them or the stack gets them.",
 )
@@ -44,8 +49,8 @@ def capture(
             "-o",
             metavar="FILE",
             dir_okay=False,
-            callback=options.writable,
-            help="The pcapng file to write; it is replaced.",
+            callback=options.streamable,
+            help="The pcapng file to write, which is replaced; - for standard output.",
         ),
     ],
     run: Annotated[
@@ -84,14 +89,25 @@ def capture(
     Inbound is what arrives at a port, outbound what arrives at the other end of its link.
     """
     from testbed.capture.ports import parse_ports
-    from testbed.core.errors import StorageError
+    from testbed.core.errors import SpecError, StorageError
     from testbed.fabric.runs import find_run
 
+    stream = out == options.STDOUT or (
+        out.exists() and os.path.samestat(out.stat(), os.fstat(STDOUT))
+    )
+    if stream and json:
+        raise SpecError(
+            f"--json: must be left out with --out {out}: standard output has the frames"
+        )
+    if stream and sys.stdout.isatty():
+        raise SpecError(f"--out: {out}: standard output is a terminal: must be a file or a pipe")
     found = find_run(run, kept=False)
     ports = parse_ports(found.plan, nodes)
     try:
-        with out.open("wb") as file:
+        with open(os.dup(STDOUT), "wb") if stream else out.open("wb") as file:
             written, lost = record(found, ports, file, seconds, count, snap)
+    except BrokenPipeError:  # who reads it has seen enough
+        return
     except OSError as error:
         if error.filename != str(out):
             raise
@@ -99,7 +115,8 @@ def capture(
     options.Results(json).write({"out": str(out), "frames": written, "lost": lost})
     if not json:
         missed = f", {lost} more were lost" if lost else ""
-        typer.echo(f"{written} frames of {', '.join(port.name for port in ports)} in {out}{missed}")
+        names = ", ".join(port.name for port in ports)
+        typer.echo(f"{written} frames of {names} in {out}{missed}", err=True)
 
 
 def record(

@@ -26,7 +26,7 @@ def dissector(
             "-o",
             metavar="FILE",
             dir_okay=False,
-            callback=options.writable,
+            callback=options.streamable,
             help="The script to write.",
             show_default="stdout",
         ),

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed.core.errors import SpecError, StorageError
+from testbed.core.files import write_whole
 from testbed.core.logs import logger_of
 from testbed.core.numbers import Real, Whole
 from testbed.core.tables import checked
@@ -24,6 +25,7 @@ from testbed.plan import FabricOptions
 
 __all__ = [
     "REAL",
+    "STDOUT",
     "WHOLE",
     "JsonFlag",
     "Out",
@@ -34,6 +36,7 @@ __all__ = [
     "names_in",
     "number",
     "set_verbosity",
+    "streamable",
     "with_hosts",
     "writable",
     "write_text",
@@ -97,8 +100,19 @@ JsonFlag = Annotated[
 ]
 
 
+STDOUT = Path("-")
+"""How an option names standard output."""
+
+
+def streamable(path: Path | None) -> Path | None:
+    """As `writable`, but ``-`` is standard output."""
+    return path if path == STDOUT else writable(path)
+
+
 def writable(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before anything is measured."""
+    if path == STDOUT:
+        raise typer.BadParameter("'-' is not standard output here: must be the name of a file")
     if path is not None and not os.access(path.parent, os.W_OK):
         known = "is no folder" if path.parent.exists() else "does not exist"
         what = "is not writable" if path.parent.is_dir() else known
@@ -173,11 +187,14 @@ def examples(*commands: str, after: str = "") -> str:
 
 
 def write_text(text: str, path: Path, flag: str) -> None:
-    """Write a file that an option names.
+    """Write a file that an option names, or to standard output (``-``).
 
     :raises StorageError: It cannot be written, for example because the disk is full.
     """
+    if path == STDOUT:
+        typer.echo(text, nl=False)
+        return
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise StorageError(f"{flag} {path}: cannot be written: {error.strerror}") from error

@@ -33,6 +33,7 @@ def report(
             "--out",
             metavar="FILE",
             dir_okay=False,
+            callback=options.writable,
             help="Where to write it: default comparison.html; of one run also there.",
         ),
     ] = None,

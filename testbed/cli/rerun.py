@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,6 +94,11 @@ def rerun(
         raise typer.Exit(1)
 
 
+def number(value: float) -> float | None:
+    """Return a number as JSON has it, which has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
+
+
 def tell(
     say: options.Results,
     differ: Sequence[tuple[str, str, str]],
@@ -104,7 +110,11 @@ def tell(
         {
             "out": None if out is None else str(out),
             "differs": [{"what": what, "then": then, "now": now} for what, then, now in differ],
-            "results": [{**vars(each), "passed": each.passed} for each in compared],
+            "results": [
+                {**vars(each), "then": number(each.then), "now": number(each.now)}
+                | {"passed": each.passed}
+                for each in compared
+            ],
         }
     )
     if say.json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.cli import options
-from testbed.core.errors import SpecError
+from testbed.core.errors import SpecError, StorageError
 
 if TYPE_CHECKING:
     from testbed.sweep import Place, Player, Sweep
@@ -84,7 +84,7 @@ def sweep(
     """
     from testbed.sweep import Ledger, load_sweep
     from testbed.sweep.grid import order
-    from testbed.sweep.player import facts_of, remaining
+    from testbed.sweep.player import facts_of, left, remaining
 
     command = ["testbed", "sweep", str(path)]
     loaded = load_sweep(path)
@@ -99,7 +99,8 @@ def sweep(
         done = Ledger.read(out, facts)
         ledger = Ledger(out, facts)
         ledger.done = done
-        pending = ledger.pending(order(loaded.cells, loaded.table.trials, 0), retry)
+        every = order(loaded.cells, loaded.table.trials, 0)
+        pending = left(player, ledger, every, lambda text: typer.echo(text, err=True), retry)
         show_plan(loaded, len(pending), remaining(player, pending, done), bool(done), json)
         return
 
@@ -144,6 +145,9 @@ def run_sweep(
         except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which
             gather(loaded, player, ledger)
             typer.echo(f"error: interrupted; the same command with --out {out} goes on", err=True)
+            raise
+        except StorageError as error:
+            error.also(f"the same command with --out {out} goes on")
             raise
         results = gather(loaded, player, ledger)
         failed = {name: end.error for name, end in ledger.done.items() if end.error is not None}

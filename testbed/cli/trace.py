@@ -32,7 +32,7 @@ def trace(
         typer.Option(
             metavar="SVG",
             dir_okay=False,
-            callback=options.writable,
+            callback=options.streamable,
             help="Draw flame graphs, one for each host and switch; any browser shows the file.",
         ),
     ] = None,
@@ -41,7 +41,7 @@ def trace(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            callback=options.writable,
+            callback=options.streamable,
             help="Write the stacks as text: functions from the outermost on, and samples.",
         ),
     ] = None,
@@ -83,11 +83,11 @@ def trace(
 
     if flame is not None:
         options.write_text(graphs.flame_graph(found, stacks, inside), flame, "--flame")
-        typer.echo(f"flame graphs: {flame}")
+        typer.echo(f"flame graphs: {flame}", err=options.STDOUT in (flame, folded))
     if folded is not None:
         lines = "".join(f"{line}\n" for line in graphs.folded_lines(stacks, inside))
         options.write_text(lines, folded, "--folded")
-        typer.echo(f"stacks: {folded}")
+        typer.echo(f"stacks: {folded}", err=options.STDOUT in (flame, folded))
 
 
 def chosen(stacks: pd.DataFrame, column: str, text: str | None, flag: str) -> pd.DataFrame:

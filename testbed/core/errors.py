@@ -17,6 +17,7 @@ __all__ = [
     "WorkerDied",
     "WorkerTimeout",
     "limit_reached",
+    "no_room",
 ]
 
 
@@ -109,6 +110,18 @@ class CollectiveError(TestbedError):
 
 class LimitError(TestbedError):
     """A process has reached a limit: memory, stack depth, or the range of a number."""
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def no_room(error: BaseException) -> str | None:
+    """Return a line about a disk that takes no more, if that is the error or its cause; None for
+    any other error.
+    """
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}"
+    return no_room(error.__cause__) if error.__cause__ else None
 
 
 def limit_reached(error: BaseException) -> str | None:

@@ -5,7 +5,9 @@ import importlib.metadata
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from testbed.core.errors import SpecError
 from testbed.core.numbers import shown
 
-__all__ = ["OTHERS", "Listed", "Registry", "load", "look_in"]
+__all__ = ["OTHERS", "Listed", "Registry", "load", "look_in", "registered_only"]
 
 T = TypeVar("T")
 
@@ -26,6 +28,23 @@ look there, too.
 
 OTHERS = "module:Class"
 """The form of names that no registry has."""
+
+_STRANGERS: ContextVar[tuple[str, Collection[str]] | None] = ContextVar("strangers", default=None)
+
+
+@contextmanager
+def registered_only(why: str, besides: Collection[str] = ()) -> Iterator[None]:
+    """Within it, registries load nothing that no package has registered: names come from a stranger
+    there, and a ``module:attribute`` would be executed.
+
+    :param why: The error's text about such a name.
+    :param besides: Names that may be loaded all the same.
+    """
+    token = _STRANGERS.set((why, besides))
+    try:
+        yield
+    finally:
+        _STRANGERS.reset(token)
 
 
 def look_in(folder: Path) -> None:
@@ -118,8 +137,11 @@ class Registry(Generic[T]):
         """Return an object.
 
         :raises SpecError: None has this name, or it cannot be loaded, or it is of another kind, or
-            a class that lacks methods.
+            a class that lacks methods; or it may not be loaded (`registered_only`).
         """
+        strangers = _STRANGERS.get()
+        if strangers and name not in (*self._own, *self._installed, *strangers[1]):
+            raise SpecError(strangers[0])
         if name not in self._loaded:
             self._loaded[name] = self._find(name)
         return self._loaded[name]

@@ -10,7 +10,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +31,7 @@ from testbed.core.registry import OTHERS, Registry
 from testbed.core.renamed import renamed
 
 __all__ = [
+    "FileName",
     "Named",
     "Table",
     "Tagged",
@@ -119,6 +120,28 @@ class Named:
         if self.accepts and not self.accepts(found):
             raise PydanticCustomError("unknown_name", "unknown name", {"known": self.names})
         return given
+
+
+@dataclass(frozen=True)
+class FileName:
+    """In an annotation: a string that names a file or a folder of the user's.
+
+    :param besides: Strings that name none.
+    """
+
+    besides: Collection[str] = ()
+
+    @staticmethod
+    def within(table: BaseModel) -> Iterator[tuple[str, str]]:
+        """Yield the places and values of all that a table and its tables name, except defaults."""
+        for key, field in type(table).model_fields.items():
+            value = getattr(table, key)
+            if isinstance(value, BaseModel):
+                yield from ((f"{key}.{place}", name) for place, name in FileName.within(value))
+            for mark in field.metadata:
+                named = isinstance(mark, FileName) and isinstance(value, str)
+                if named and value != field.default and value not in mark.besides:
+                    yield key, value
 
 
 @dataclass(frozen=True)

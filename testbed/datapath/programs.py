@@ -5,34 +5,33 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-
 from testbed.core.closing import Closing
-from testbed.core.errors import KernelError, SpecError
+from testbed.core.errors import SpecError
 from testbed.core.numbers import shown
 from testbed.datapath import napi, user_program
+from testbed.datapath.contents import Contents
 from testbed.datapath.user_program import Hook, Order
 from testbed.kernel import Map
-from testbed.kernel.btf import Btf
 from testbed.kernel.compile import compile_file
-from testbed.kernel.object import programs_of, variables
+from testbed.kernel.object import Entry, programs_of
+from testbed.plan import MAX_LINEAR_MTU
 from testbed.worker import Workers
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
     from testbed.fabric.nodes import Host
 
-__all__ = ["HOOKS", "Attached", "Compiled", "attach", "compile_program", "of_host"]
+__all__ = ["HOOKS", "Attached", "Compiled", "attach", "check_frames", "compile_program", "of_host"]
 
 HOOKS: tuple[str, ...] = get_args(Hook)
 _NUMBERS = itertools.count(1)
-_SECTIONS = {"xdp": ("xdp",), "tc": ("tc", "tcx", "classifier", "action")}
+_XDP, _BPF_XDP, _CLASSIFIER, _ACTION = 6, 37, 3, 4  # enum bpf_prog_type and bpf_attach_type
 
 
 @dataclass(frozen=True)
@@ -63,25 +62,41 @@ def compile_program(file: str | Path, hook: str = "xdp", section: str | None = N
     if not source.is_file():
         raise SpecError(f"program {source}: there is no such file")
     path = compile_file(source)
-    kinds = _SECTIONS[hook.partition("-")[0]]
+    wanted = "xdp" if hook in ("xdp", "xdp-generic") else "tc"
     found = programs_of(path)
-    fitting = {
-        name: where
-        for name, where in found.items()
-        if where.partition("/")[0].partition(".")[0] in kinds
-    }
+    fitting = {name: entry for name, entry in found.items() if _fits(entry, wanted)}
     if section is not None:
-        fitting = {name: where for name, where in fitting.items() if section in (name, where)}
+        fitting = {k: entry for k, entry in fitting.items() if section in (k, entry.section)}
     if len(fitting) != 1:
-        there = ", ".join(f"{name} ({where})" for name, where in found.items()) or "none"
-        wanted = f"in section {section!r} " if section else ""
+        there = ", ".join(f"{name} ({entry.section})" for name, entry in found.items()) or "none"
+        named = f"in section {section!r} " if section else ""
         many = "has no program" if not fitting else "has several programs"
-        hint = "; name one by its section" if fitting else f", whose sections begin with {kinds[0]}"
-        raise SpecError(f"program {source}: {many} {wanted}for hook {hook}{hint}: it has {there}")
+        hint = "; name one by its section or function"
+        hint = hint if fitting else f", whose sections begin with {wanted}"
+        raise SpecError(f"program {source}: {many} {named}for hook {hook}{hint}: it has {there}")
     (function,) = fitting
-    if kinds == _SECTIONS["xdp"]:
-        path = compile_file(source, function)
     return Compiled(source, path, function, hook)  # type: ignore[arg-type]  # checked above
+
+
+def _fits(entry: Entry, wanted: str) -> bool:
+    if wanted == "tc":
+        return entry.kind in (_CLASSIFIER, _ACTION)
+    return (entry.kind, entry.place) == (_XDP, _BPF_XDP)  # no program of a devmap or cpumap
+
+
+def check_frames(program: Compiled, mtu: int) -> None:
+    """Refuse a program that would see only the beginning of each long frame, as the kernel does for
+    a device that has no other program.
+
+    :raises SpecError: The program is to run in the driver, and takes no frames in pieces.
+    """
+    section = programs_of(program.path)[program.function].section
+    if program.hook == "xdp" and mtu > MAX_LINEAR_MTU and ".frags" not in section:
+        raise SpecError(
+            f"program {program.source}: section {section!r}: with an MTU of {mtu}, above"
+            f" {MAX_LINEAR_MTU}, frames come in pieces, of which it would see the first: must be"
+            " 'xdp.frags' (bpf_xdp_load_bytes reads the rest), or the hook xdp-generic"
+        )
 
 
 class Attached(Closing):
@@ -104,49 +119,37 @@ class Attached(Closing):
             numbers = workers[host].call(user_program.attach, order=order)
             stack.pop_all()
         #: Its maps by name; global variables are in ``.bss``, ``.data`` and ``.rodata``.
-        self.maps: dict[str, Map] = {}
-        for name, number in numbers.items():
-            if name != "testbed_behind":
-                self.maps[name] = Map.open(number)
+        self.maps: dict[str, Map] = {name: Map.open(number) for name, number in numbers.items()}
+        self._contents = Contents(program.source, program.path, self.maps)
         self._descriptors = weakref.finalize(
             self, _close_all, [found.fd for found in self.maps.values()]
         )
 
     @property
     def names(self) -> list[str]:
-        """What `read` can read: global variables and maps."""
-        inner = {each.section for each in variables(self.program.path)} | {".rodata", ".maps"}
-        own = [each.name for each in variables(self.program.path)]
-        return [*own, *(name for name in self.maps if name not in inner)]
+        """What `read` can be asked for: global variables and maps."""
+        return self._contents.names
 
     def read(self, name: str) -> Any:
         """Return the value of a global variable, or a map's entries as a dictionary.
 
-        Integers are Python's, structs and arrays numpy's, by the program's own types. Of a per-CPU
-        map, integers are summed over CPUs, and other values are arrays with one entry per CPU.
+        Integers are Python's, structs and arrays numpy's, by the program's own types; keys that are
+        structs are tuples, and octets bytes, as is what has no type. Of a per-CPU map, integers are
+        summed over CPUs, and other values are arrays with one entry per CPU. Of a map of programs
+        or maps, values are the kernel's numbers of them.
 
         :raises KeyError: The program has neither.
+        :raises KernelError: It is of a kind that cannot be read, such as a ring buffer.
         """
-        types = Btf.of(self.program.path)
-        for each in variables(self.program.path):
-            if each.name == name:
-                data = self.maps[each.section].lookup(0)
-                return _plain(np.frombuffer(data, types.variable(name), 1, each.offset)[0])
-        if name not in self.maps:
-            raise KeyError(f"{self.program.source} has no {name}: it has {', '.join(self.names)}")
-        found, kinds = self.maps[name], types.map_types(name)
-        return dict(_entries(found, *(kinds or (None, None))))
+        return self._contents.read(name)
 
     def values(self) -> dict[str, Any]:
-        """Return all that `read` can read and JSON can hold, by name; of maps, whole numbers."""
-        found: dict[str, Any] = {}
-        for name in self.names:
-            value = self.read(name)
-            if isinstance(value, dict):
-                found[name] = {str(k): v for k, v in value.items() if isinstance(v, int | float)}
-            elif isinstance(value, int | float):
-                found[name] = value
-        return found
+        """Return all that `read` can read, by name, as JSON can hold it."""
+        return self.contents()[0]
+
+    def contents(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return `values`, and for what cannot be read the reason, by name."""
+        return self._contents.all()
 
     def close(self) -> None:
         """Detach and unload; does nothing if that is done, or the fabric is gone."""
@@ -178,11 +181,12 @@ def attach(
         it, on the frames that it passes.
     :param rodata: Values of its constants and other initialized variables, by name.
     :param maps: Numbers of entries of its maps, or maps of other programs to use instead, by name.
-    :raises SpecError: There is no such host.
-    :raises KernelError: The kernel refused it; the text has the verifier's log, or who holds the
-        device.
+    :raises SpecError: There is no such host, or its link has frames that are too long.
+    :raises KernelError: The kernel refused it; the text has what libbpf and the verifier say, or
+        who holds the device.
     """
     fabric.plan.host(host)
+    check_frames(program, fabric.plan.mtu)
     given = maps or {}
     order = Order(
         next(_NUMBERS),
@@ -216,28 +220,3 @@ def of_host(
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _entries(found: Map, key: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    for each in list(found.keys()):
-        try:
-            data = found.lookup(each)
-        except (KeyError, KernelError):  # removed meanwhile, or of a kind that cannot be read
-            continue
-        name = each if key is None else _plain(np.frombuffer(each, key, 1)[0])
-        if isinstance(name, np.ndarray | np.void):
-            name = name.tobytes() if isinstance(name, np.ndarray) else tuple(name.tolist())
-        if value is None:
-            yield name, data
-        elif found.per_cpu:
-            step = found.stride
-            values = np.array(
-                [np.frombuffer(data, value, 1, at)[0] for at in range(0, len(data), step)]
-            )
-            yield name, int(values.sum()) if values.dtype.kind in "iu" else values
-        else:
-            yield name, _plain(np.frombuffer(data, value, 1)[0])
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) and value.dtype.names is None else value

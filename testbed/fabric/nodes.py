@@ -230,11 +230,12 @@ class Host(NamespaceNode):
         rodata: Mapping[str, Any] | None = None,
         maps: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Compile a BPF program and attach it to the host's link, until what is returned is closed.
+        """Attach a BPF program to the host's link, until what is returned is closed; compile it
+        first, unless it is an object.
 
         The fabric needs workers, which own programs.
 
-        :param file: C source; a relative path is one from the current folder.
+        :param file: C source or a compiled object; a relative path is one from the current folder.
         :param hook: ``xdp`` (native), ``xdp-generic``, ``tc-ingress`` or ``tc-egress``.
         :param section: Section or function of the program, if the file has several for the hook.
         :param order: ``first``: before all that is attached there, the testbed's programs among it;
@@ -242,7 +243,8 @@ class Host(NamespaceNode):
         :param rodata: Values of its constants and other initialized variables, by name.
         :param maps: Numbers of entries of its maps, or maps of another program to use instead.
         :returns: A `testbed.datapath.programs.Attached`.
-        :raises SpecError: There is no such file, hook or program in it.
+        :raises SpecError: There is no such file, hook or program in it, or its frames are too long
+            for the program.
         :raises KernelError: clang or the kernel refused it; the text has their message, or who
             holds the device.
         """

@@ -128,7 +128,8 @@ class Engine(Closing):
     def count(self) -> Counts:
         """Return the counts so far; the log's file has all records of what is counted.
 
-        :raises FaultError: The log cannot be written, or the delay line has died.
+        :raises FaultError: The delay line has died.
+        :raises StorageError: The log cannot be written.
         """
         links = self._maps["links"].view(LINK)[:, 0].reshape(MAX_HOSTS, MAX_HOSTS).copy()
         fired = np.zeros((len(self._table.rules), MAX_HOSTS, MAX_HOSTS), np.uint64)

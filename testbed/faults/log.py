@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.closing import Closing
-from testbed.core.errors import FaultError
+from testbed.core.errors import StorageError
 from testbed.kernel import Map, RingReader
 from testbed.kernel.abi import dtype, lifted
 
@@ -45,11 +45,11 @@ class Drain(Closing):
     def flush(self) -> None:
         """Move the records that are available now.
 
-        :raises FaultError: The file could not be written, now or earlier.
+        :raises StorageError: The file could not be written, now or earlier.
         """
         self._move()
         if self._error:
-            raise FaultError(
+            raise StorageError(
                 f"the log of faults cannot be written: {self._file.name}: {self._error.strerror}"
             )
 

@@ -2,17 +2,18 @@
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from testbed.core.registry import Registry
-from testbed.core.tables import Table
+from testbed.core.tables import FileName, Table
 from testbed.host import estimates
 
-__all__ = ["DATASETS", "PATH", "Dataset", "SplitDataset"]
+__all__ = ["DATASETS", "Dataset", "PathName", "SplitDataset"]
 
-PATH = r"^[^\x00]+$"  # what the kernel accepts as a path
+PathName = Annotated[str, Field(pattern=r"^[^\x00]+$"), FileName()]
+"""What the kernel accepts as a path."""
 
 
 class Dataset(Table):

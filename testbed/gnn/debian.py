@@ -15,7 +15,7 @@ import hashlib
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -25,10 +25,10 @@ from debian.debian_support import Version
 from pydantic import Field
 
 from testbed.core.errors import SpecError
-from testbed.core.files import check_regular
+from testbed.core.files import check_regular, most_expanded
 from testbed.core.logs import logger_of
 from testbed.core.numbers import cut
-from testbed.gnn.datasets import PATH, SplitDataset
+from testbed.gnn.datasets import PathName, SplitDataset
 from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
 from testbed.host import estimates
@@ -36,6 +36,7 @@ from testbed.host import estimates
 __all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
 
 APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT uses
+LONGEST_LINE = 1 << 20  # bytes; the longest of Debian 12 has some kilobytes
 RELATIONS = ("pre-depends", "depends", "recommends", "suggests")
 log = logger_of(__name__)
 
@@ -44,9 +45,7 @@ class DebianSpec(SplitDataset):
     """Debian's package graph, from this machine's APT lists."""
 
     name: Literal["debian"]
-    lists: str = Field(
-        default="/var/lib/apt/lists", pattern=PATH, description="folder of APT's lists"
-    )
+    lists: PathName = Field(default="/var/lib/apt/lists", description="folder of APT's lists")
     feature_dim: int = Field(default=512, ge=8, le=8192)
 
     def prepare(self) -> Path:
@@ -115,7 +114,7 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
         is not enough memory for the features.
     """
     try:
-        packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))
+        packages = _newest(Packages.iter_paragraphs(_lines(stream, spec), use_apt_pkg=False))
     except KeyError as error:
         raise SpecError(
             f"{spec.lists}: the lists are broken: a paragraph lacks {error.args[0]}"
@@ -173,6 +172,26 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
         num_classes=len(labels),
         facts={**facts, "edges": len(indices) // 2, "sections": labels.tolist()},
     )
+
+
+def _lines(stream: IO[bytes], spec: DebianSpec) -> Iterator[bytes]:
+    """Yield the lines of lists, which may be compressed, up to `most_expanded` bytes.
+
+    :raises SpecError: They are more, or a line has more than `LONGEST_LINE`.
+    """
+    most = left = most_expanded()
+    while line := stream.readline(LONGEST_LINE):
+        left -= len(line)
+        if left < 0:
+            raise SpecError(
+                f"{spec.lists}: the lists expand to more than {most >> 20} MiB; set"
+                " TESTBED_EXPAND_MIB to allow more"
+            )
+        if len(line) == LONGEST_LINE:
+            raise SpecError(
+                f"{spec.lists}: the lists are broken: a line has {LONGEST_LINE} bytes or more"
+            )
+        yield line
 
 
 def _newest(paragraphs: Iterable[Any]) -> Mapping[str, Any]:

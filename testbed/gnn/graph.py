@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.core.errors import StorageError
+from testbed.core.errors import SpecError, StorageError
+from testbed.core.files import read_object, sync, sync_tree
+from testbed.core.npy import map_array
 from testbed.host.paths import cache_folder
 
 __all__ = ["GraphData", "cached", "from_edges", "random_split"]
 
 ARRAYS = ("indptr", "indices", "x", "y", "train", "val", "test")
 ELSEWHERE = "set XDG_CACHE_HOME to a folder of your own on a disk with room"
+LARGEST = 16 << 20  # bytes of graph.json
 FORMAT = 1  # part of each cache entry's name: increment it when the meaning of stored data changes
 
 
@@ -73,6 +76,7 @@ class GraphData:
             facts = {"name": self.name, "num_classes": self.num_classes, "facts": self.facts}
             (Path(made) / "graph.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
             os.chmod(made, 0o755)
+            sync_tree(Path(made))
             try:
                 os.rename(made, folder)
             except OSError:
@@ -82,6 +86,7 @@ class GraphData:
                     raise
             else:
                 os.mkdir(made)  # TemporaryDirectory removes it
+                sync(folder.parent)
 
     @classmethod
     def load(cls, folder: Path) -> "GraphData":
@@ -90,10 +95,13 @@ class GraphData:
         :raises StorageError: It cannot be read, or is not whole.
         """
         try:
-            about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+            about = read_object(folder / "graph.json", LARGEST)
+            places = {name: folder / f"{name}.npy" for name in ARRAYS}
+            arrays: dict[str, Any] = {
+                name: map_array(place, str(place)) for name, place in places.items()
+            }
             return cls(**about, **arrays)
-        except (OSError, EOFError, ValueError, TypeError) as error:
+        except (SpecError, TypeError) as error:
             raise StorageError(
                 f"graph cache {folder}: cannot be read: {error}; remove the folder to make it again"
             ) from error

@@ -14,13 +14,12 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.sparse import csr_matrix
 
 from testbed.core.errors import SpecError
 from testbed.core.files import read_regular
 from testbed.core.numbers import read_whole, shown
-from testbed.gnn.datasets import PATH, Dataset
+from testbed.gnn.datasets import Dataset, PathName
 from testbed.gnn.graph import GraphData, cached, from_edges
 from testbed.gnn.unpickle import RefusedPickle, unpickle
 from testbed.host import estimates
@@ -39,7 +38,7 @@ class PlanetoidSpec(Dataset):
     """A citation graph in torch-geometric's layout: ``<path>/<graph>/raw/ind.<graph>.*``."""
 
     name: Literal["planetoid"]
-    path: str = Field(pattern=PATH)
+    path: PathName
     graph: Literal["Cora", "CiteSeer", "PubMed"] = "Cora"
 
     def prepare(self) -> Path:

@@ -110,7 +110,11 @@ class Minibatches(ABC):
 
     def warm_up(self) -> None:
         """Compute and discard a gradient, so that no epoch pays one-time costs."""
-        self.loss(0, 0, self.batches(0)[0]).backward()  # type: ignore[no-untyped-call]
+        self.differentiate(self.loss(0, 0, self.batches(0)[0]))
+
+    def differentiate(self, loss: torch.Tensor) -> None:
+        """Compute the gradient of a loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def epoch(
         self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None
@@ -143,7 +147,7 @@ class Minibatches(ABC):
             loss = self.loss(epoch, step, seeds)
             with self._timed("backward"):
                 gradient.zero_()
-                loss.backward()  # type: ignore[no-untyped-call]
+                self.differentiate(loss)
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 raise TestbedError(

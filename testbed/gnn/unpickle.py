@@ -14,15 +14,16 @@ modules have their old names), or Python 3's of protocols 2 to 4.
 import pickletools
 import re
 import warnings
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from testbed.core.numbers import cut, shown
 
-__all__ = ["MOST_OPCODES", "RefusedPickle", "unpickle"]
+__all__ = ["MOST_OPCODES", "Dialect", "Foreign", "RefusedPickle", "unpickle"]
 
 MOST_OPCODES: Final = (
     1 << 22
@@ -76,6 +77,32 @@ class RefusedPickle(ValueError):
     """
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """What a pickle names or makes that is of another library. Nothing of it is known here.
+
+    :param name: Its module and its name.
+    """
+
+    name: str
+
+
+class Dialect(Protocol):
+    """What another library's pickles have besides."""
+
+    def named(self, name: str) -> Foreign:
+        """Return what a module's name, such as ``torch FloatStorage``, stands for.
+
+        :raises RefusedPickle: It may not be there.
+        """
+
+    def made(self, called: Foreign, arguments: Any) -> Any:
+        """Return what a call makes: a `Foreign`, or a plain value."""
+
+    def persistent(self, key: Any) -> Any:
+        """Return what a persistent id, of which the content is elsewhere, stands for."""
+
+
 class _Budget:
     """Bytes that may still be copied.
 
@@ -107,13 +134,14 @@ class _Object:
         self.value = value
 
 
-def unpickle(data: bytes) -> Any:
+def unpickle(data: bytes, dialect: Dialect | None = None) -> Any:
     """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of
     numbers, CSR matrices.
 
     A ``defaultdict`` is returned as a dictionary. Memory and time grow only with the length of
     `data`, however often it refers to one object.
 
+    :param dialect: Another library's, of which values of `Foreign` may remain.
     :raises RefusedPickle: The pickle is broken, or names, creates or calls anything else.
     """
     try:
@@ -121,7 +149,7 @@ def unpickle(data: bytes) -> Any:
             warnings.simplefilter(
                 "ignore"
             )  # pickletools decodes strings' escapes with a codec that warns
-            return _plain(_run(data))
+            return _plain(_run(data, dialect))
     except RefusedPickle:
         raise
     except (ValueError, LookupError, TypeError, OverflowError) as error:
@@ -130,7 +158,7 @@ def unpickle(data: bytes) -> Any:
         raise RefusedPickle(f"is no pickle, or a broken one: {cut(str(error))}") from error
 
 
-def _run(data: bytes) -> Any:
+def _run(data: bytes, dialect: Dialect | None) -> Any:
     """Execute a pickle's opcodes; ``Lib/pickletools.py`` documents what each of them does."""
     stack: list[Any] = []
     marks: list[int] = []
@@ -187,7 +215,7 @@ def _run(data: bytes) -> Any:
                 case "BINGET" | "LONG_BINGET":
                     stack.append(memo[argument])
                 case "GLOBAL":
-                    stack.append(_named(argument))
+                    stack.append(_named(argument, dialect))
                 case "STACK_GLOBAL":
                     attribute, module = stack.pop(), stack.pop()
                     if not isinstance(module, str) or not isinstance(attribute, str):
@@ -195,13 +223,19 @@ def _run(data: bytes) -> Any:
                         raise RefusedPickle(
                             f"names {_kind(module)} and {_kind(attribute)}: must be strings"
                         )
-                    stack.append(_named(f"{module} {attribute}"))
+                    stack.append(_named(f"{module} {attribute}", dialect))
+                case "BINPERSID" if dialect:
+                    stack.append(dialect.persistent(stack.pop()))
                 case "REDUCE" | "NEWOBJ":
                     arguments, called = stack.pop(), stack.pop()
-                    stack.append(_made(called, arguments, budget))
+                    if dialect and isinstance(called, Foreign):
+                        stack.append(dialect.made(called, arguments))
+                    else:
+                        stack.append(_made(called, arguments, budget))
                 case "BUILD":
                     state = stack.pop()
-                    _fill(stack[-1], state, budget)
+                    if not isinstance(stack[-1], Foreign):
+                        _fill(stack[-1], state, budget)
                 case "STOP":
                     return stack.pop()
                 case _:
@@ -222,8 +256,10 @@ def _check_number(number: float) -> None:
         raise RefusedPickle("has a number of more than 64 bits")
 
 
-def _named(name: str) -> _Name:
+def _named(name: str, dialect: Dialect | None) -> _Name | Foreign:
     if name not in NAMES:
+        if dialect:
+            return dialect.named(name)
         raise RefusedPickle(
             f"names {shown('.'.join(name.split()))}: must be arrays, CSR matrices, dictionaries and"
             " lists"

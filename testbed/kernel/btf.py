@@ -173,17 +173,17 @@ class Btf:
         """
         return self._dtype(self._types[self._variable(name)].size)
 
-    def map_types(self, name: str) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
-        """The layouts of a map's keys and values, where its definition says them (``__type``).
+    def map_type(self, name: str, part: str) -> np.dtype[Any] | None:
+        """The layout of a map's keys (``key``) or values (``value``), where its definition says it
+        (``__type``).
 
-        :raises KernelError: The object has no such map.
+        :raises KernelError: The object has no such map, or numpy no such type.
         """
-        number = self._types[self._variable(name)].size
-        pair = self._member(number, "key"), self._member(number, "value")
-        if pair[0] is None or pair[1] is None:
+        found = self._member(self._types[self._variable(name)].size, part)
+        if found is None:
             return None
-        key, value = (self._types[found[0]].size for found in pair if found)  # behind a pointer
-        return self._dtype(key), self._dtype(value)
+        pointer = self._types[found[0]]
+        return self._dtype(pointer.size) if pointer.size else None
 
     def _variable(self, name: str) -> int:
         if (_VAR, name) not in self._numbers:
@@ -275,6 +275,8 @@ class Btf:
             raise KernelError(
                 f"{self._name}: {found.name!r} is a bit field: shared structs have none"
             )
+        if found.size not in (1, 2, 4, 8):
+            raise KernelError(f"{self._name}: {found.name!r} has {found.size} bytes, and no dtype")
         if encoding >> 24 & _BOOL:
             return np.dtype(np.bool_)
         return np.dtype(f"<{'i' if encoding >> 24 & _SIGNED else 'u'}{found.size}")

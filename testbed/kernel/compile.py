@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.core.errors import KernelError
+from testbed.core.files import sync
 from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
@@ -20,6 +23,7 @@ logger = logger_of(__name__)
 
 BPF = ROOT / "bpf"
 BUILD = build_folder()
+_ELF = b"\x7fELF"
 
 # mcpu=v3: atomic exchange and compare-and-exchange, which the duplicate checks need (LLVM 12, Linux
 # 5.12).
@@ -35,26 +39,6 @@ FLAGS = (
     "-Werror",
     "-Wno-unused-parameter",
 )
-
-# The program is inlined, because a program cannot call one of another section. If it makes a tail
-# call, it leaves the chain.
-_CHAINED = """
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} testbed_behind SEC(".maps");
-SEC("xdp.frags") __attribute__((flatten)) int testbed_chained(struct xdp_md *ctx)
-{
-	int verdict = ENTRY(ctx);
-	if (verdict == XDP_PASS)
-		bpf_tail_call(ctx, &testbed_behind, 0);
-	return verdict;
-}
-"""
 
 
 def sources() -> list[str]:
@@ -80,29 +64,37 @@ def compile_bpf(name: str) -> Path:
     return target
 
 
-def compile_file(source: Path, entry: str | None = None) -> Path:
+def compile_file(source: Path) -> Path:
     """Compile a user's program, or find it in the cache, which is keyed by the text that the
-    compiler sees: the file's and that of all that it includes.
+    compiler sees: the file's and that of all that it includes. An object is taken as it is by now.
 
-    :param entry: Name of an XDP program in it that is to be a link of a chain
-        (`testbed.datapath.chain`): ``testbed_chained`` does what it does, and hands on what it
-        passes.
-    :raises KernelError: There is no such file, or the compiler's message.
+    :raises KernelError: There is no such file, it is neither C source nor an object, or the
+        compiler's message.
     """
     source = Path(os.path.abspath(source))
-    if not source.is_file():
-        raise KernelError(f"{source}: there is no such file")
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise KernelError(f"{source}: {error.strerror}") from error
+    name = f"{source.name.partition('.')[0]}.bpf.o"
+    if data.startswith(_ELF):
+        target = BUILD / "bpf" / hashlib.sha256(data).hexdigest()[:16] / name
+        if not target.exists():
+            with _scratch(target) as scratch:
+                Path(scratch).write_bytes(data)
+        return target
+    if b"\0" in data:
+        raise KernelError(f"{source}: is neither C source nor a compiled object (ELF)")
     # Warnings are no errors: they are the author's business, and each version of clang has others.
     flags = [flag for flag in FLAGS if flag != "-Werror"]
-    command = [_clang(), *flags, *_includes(), "-x", "c", "-include", str(source), "-"]
-    text = _CHAINED.replace("ENTRY", entry) if entry else ""
-    seen = _execute([*command, "-E"], text)
+    command = [_clang(), *flags, *_includes(), "-x", "c", str(source)]
+    seen = _execute([*command, "-E"])
     if seen.returncode:
         raise KernelError(f"clang refused {source}:\n{seen.stderr.strip()}")
     key = hashlib.sha256("\0".join([*command, seen.stdout]).encode()).hexdigest()[:16]
-    target = BUILD / "bpf" / key / f"{source.name.partition('.')[0]}.bpf.o"
+    target = BUILD / "bpf" / key / name
     if not target.exists():
-        _run([*command, "-c"], target, str(source), text)
+        _run([*command, "-c"], target, str(source))
     return target
 
 
@@ -118,8 +110,19 @@ def _includes() -> tuple[str, ...]:
     return (f"-I{BPF}", f"-I{BPF / 'include'}", multiarch)
 
 
-def _run(command: list[str], target: Path, what: str, text: str = "") -> None:
-    """Run the compiler; the object is there whole, or not at all."""
+def _run(command: list[str], target: Path, what: str) -> None:
+    with _scratch(target) as scratch:
+        command = [*command, "-o", scratch]
+        logger.debug("%s", shlex.join(command))
+        with timed(logger, logging.INFO, "compiled %s", what):
+            result = _execute(command)
+        if result.returncode:
+            raise KernelError(f"clang refused {what}:\n{result.stderr.strip()}")
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[str]:
+    """The path of a file that becomes another one: that is there whole, or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may compile the same program at once: each writes its own file, the last
@@ -130,20 +133,18 @@ def _run(command: list[str], target: Path, what: str, text: str = "") -> None:
             f"no folder to compile to: {error}: set TESTBED_BUILD to a writable folder"
         ) from error
     os.close(descriptor)
-    command = [*command, "-o", scratch]
-    logger.debug("%s", shlex.join(command))
-    with timed(logger, logging.INFO, "compiled %s", what):
-        result = _execute(command, text)
-    if result.returncode:
+    try:
+        yield scratch
+        os.chmod(scratch, 0o644)
+        sync(Path(scratch))
+        os.replace(scratch, target)
+    finally:
         Path(scratch).unlink(missing_ok=True)
-        raise KernelError(f"clang refused {what}:\n{result.stderr.strip()}")
-    os.chmod(scratch, 0o644)
-    os.replace(scratch, target)
 
 
-def _execute(command: list[str], text: str | None) -> "subprocess.CompletedProcess[str]":
+def _execute(command: list[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        command, input=text, capture_output=True, check=False, encoding="utf-8", errors="replace"
+        command, capture_output=True, check=False, encoding="utf-8", errors="replace"
     )
 
 

@@ -8,23 +8,35 @@ import ctypes
 import ctypes.util
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from functools import cache
 
 from testbed.core.errors import KernelError
+from testbed.core.logs import logger_of
 
 __all__ = [
+    "ENOTSUPP",
+    "PREPARE_LOAD",
     "LinkCreateOpts",
     "MapCreateOpts",
     "ObjectOpenOpts",
+    "ProgHandlerOpts",
+    "ProgLoadOpts",
     "TcHook",
     "TcOpts",
     "TestRunOpts",
     "check",
     "explain",
     "libbpf",
+    "said",
 ]
+
+logger = logger_of(__name__)
+
+_OWN_CODES = 4000  # enum libbpf_errno
+ENOTSUPP = 524  # linux/errno.h: not for user space, but returned for maps that cannot be walked
 
 
 class ObjectOpenOpts(ctypes.Structure):
@@ -41,6 +53,42 @@ class ObjectOpenOpts(ctypes.Structure):
         ("kernel_log_buf", c_void_p),
         ("kernel_log_size", c_size_t),
         ("kernel_log_level", c_uint32),
+    ]
+
+
+class ProgLoadOpts(ctypes.Structure):
+    """The head of ``struct bpf_prog_load_opts``."""
+
+    _fields_ = [
+        ("sz", c_size_t),
+        ("attempts", c_int),
+        ("expected_attach_type", c_int),
+        ("prog_btf_fd", c_uint32),
+        ("prog_flags", c_uint32),
+        ("unused", c_uint32 * 5),
+        ("fd_array", c_void_p),
+        ("func_info", c_void_p),
+        ("func_info_cnt", c_uint32),
+        ("func_info_rec_size", c_uint32),
+        ("line_info", c_void_p),
+        ("line_info_cnt", c_uint32),
+        ("line_info_rec_size", c_uint32),
+    ]
+
+
+PREPARE_LOAD = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(ProgLoadOpts), ctypes.c_long)
+"""``libbpf_prog_prepare_load_fn_t``"""
+
+
+class ProgHandlerOpts(ctypes.Structure):
+    """``struct libbpf_prog_handler_opts``."""
+
+    _fields_ = [
+        ("sz", c_size_t),
+        ("cookie", ctypes.c_long),
+        ("prog_setup_fn", c_void_p),
+        ("prog_prepare_load_fn", PREPARE_LOAD),
+        ("prog_attach_fn", c_void_p),
     ]
 
 
@@ -113,11 +161,52 @@ class TcOpts(ctypes.Structure):
 
 
 _PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+_WARNING = 0  # enum libbpf_print_level
+
+
+class _Said(threading.local):
+    """The warnings of libbpf in this thread, since the last result that was checked."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+
+_SAID = _Said()
+
+
+def _listen(level: int, form: bytes, arguments: int) -> int:
+    text = ctypes.create_string_buffer(1024)
+    # A va_list is passed as an address on all 64-bit machines that Linux has XDP on.
+    ctypes.CDLL(None).vsnprintf(text, c_size_t(len(text)), form, c_void_p(arguments))
+    line = text.value.decode(errors="replace").strip()
+    if level == _WARNING:
+        _SAID.lines.append(line)
+    logger.debug("%s", line)
+    return 0
+
+
+_LISTEN = _PRINT(_listen)
+
+
+def said() -> str:
+    """Return libbpf's warnings since the last result that was checked, a line each."""
+    lines, _SAID.lines = _SAID.lines, []
+    return "".join(f"\n{line}" for line in lines)
+
 
 _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_object__open_file": (c_void_p, [c_char_p, POINTER(ObjectOpenOpts)]),
     "bpf_object__load": (c_int, [c_void_p]),
     "bpf_object__close": (None, [c_void_p]),
+    "bpf_object__btf": (c_void_p, [c_void_p]),
+    "btf__find_by_name_kind": (c_int, [c_void_p, c_char_p, c_uint32]),
+    "btf__type_by_id": (POINTER(c_uint32), [c_void_p, c_uint32]),
+    "btf__add_func": (c_int, [c_void_p, c_char_p, c_int, c_int]),
+    "libbpf_bpf_map_type_str": (c_char_p, [c_int]),
+    "libbpf_strerror": (c_int, [c_int, c_char_p, c_size_t]),
+    "libbpf_prog_type_by_name": (c_int, [c_char_p, POINTER(c_int), POINTER(c_int)]),
+    "libbpf_register_prog_handler": (c_int, [c_char_p, c_int, c_int, POINTER(ProgHandlerOpts)]),
+    "libbpf_unregister_prog_handler": (c_int, [c_int]),
     "bpf_object__next_map": (c_void_p, [c_void_p, c_void_p]),
     "bpf_object__next_program": (c_void_p, [c_void_p, c_void_p]),
     "bpf_map__name": (c_char_p, [c_void_p]),
@@ -131,9 +220,15 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map__set_max_entries": (c_int, [c_void_p, c_uint32]),
     "bpf_map__initial_value": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "bpf_map__reuse_fd": (c_int, [c_void_p, c_int]),
+    "bpf_map__pin_path": (c_char_p, [c_void_p]),
     "bpf_program__name": (c_char_p, [c_void_p]),
     "bpf_program__section_name": (c_char_p, [c_void_p]),
     "bpf_program__type": (c_int, [c_void_p]),
+    "bpf_program__expected_attach_type": (c_int, [c_void_p]),
+    "bpf_program__set_type": (c_int, [c_void_p, c_int]),
+    "bpf_program__insns": (c_void_p, [c_void_p]),
+    "bpf_program__insn_cnt": (c_size_t, [c_void_p]),
+    "bpf_program__set_insns": (c_int, [c_void_p, c_void_p, c_size_t]),
     "bpf_program__fd": (c_int, [c_void_p]),
     "bpf_program__set_autoload": (c_int, [c_void_p, c_bool]),
     "bpf_map_create": (
@@ -177,14 +272,18 @@ def libbpf() -> ctypes.CDLL:
             getattr(library, function).argtypes = arguments
     except (OSError, AttributeError) as error:
         raise KernelError(f"libbpf 1.0 or later is needed: {error}; run `make setup`") from error
-    # What libbpf would print is in the exception's text (the log buffer of ObjectOpenOpts) or in
-    # errno.
-    library.libbpf_set_print(None)
+    library.libbpf_set_print(_LISTEN)  # not on stderr: it is in the texts of exceptions
     return library
 
 
 def explain(code: int) -> str:
     """An errno with its symbolic name: ``EPERM (Operation not permitted)``."""
+    if code == ENOTSUPP:
+        return "ENOTSUPP (Operation is not supported)"
+    if code >= _OWN_CODES:
+        text = ctypes.create_string_buffer(128)
+        libbpf().libbpf_strerror(code, text, len(text))
+        return text.value.decode()
     return f"{errno.errorcode.get(code, code)} ({os.strerror(code)})"
 
 
@@ -194,11 +293,12 @@ def check(result: int, what: str, log: "ctypes.Array[c_char] | None" = None) -> 
     :param result: What libbpf returned; negative is an errno.
     :param what: The start of the message, such as ``load ring``.
     :param log: The verifier's log, put into the exception's text.
-    :raises KernelError: with errno's name and the log's last 200 lines.
+    :raises KernelError: with errno's name, what libbpf said, and the log's last 200 lines.
     """
+    reason = said()
     if result >= 0:
         return result
-    text = f"{what}: {explain(-result)}"
+    text = f"{what}: {explain(-result)}{reason}"
     lines = log.value.decode(errors="replace").strip().splitlines() if log is not None else []
     if lines:
         text += "\nverifier log (last lines):\n" + "\n".join(lines[-200:])

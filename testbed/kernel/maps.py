@@ -56,6 +56,7 @@ class Map:
     ) -> None:
         self.name = name
         self.fd = fd
+        self.kind = kind
         self.flags = flags
         self.key_size = key_size
         self.value_size = value_size
@@ -63,6 +64,12 @@ class Map:
         # The kernel returns one value per possible CPU, each padded to 8 bytes.
         self.per_cpu = libbpf().libbpf_num_possible_cpus() if kind in _PER_CPU else 0
         self._memory: mmap.mmap | None = None
+
+    @property
+    def kind_name(self) -> str:
+        """Its type, as in ``bpftool map``; a number, if libbpf does not know it."""
+        known = libbpf().libbpf_bpf_map_type_str(self.kind)
+        return known.decode() if known else str(self.kind)
 
     @property
     def stride(self) -> int:

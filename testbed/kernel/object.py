@@ -4,10 +4,12 @@ maps and programs by name.
 
 import ctypes
 import logging
+import os
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, SupportsBytes
+from typing import Any, NamedTuple, SupportsBytes
 
 import numpy as np
 
@@ -15,44 +17,68 @@ from testbed.core.closing import Closing
 from testbed.core.errors import KernelError
 from testbed.core.logs import logger_of, timed
 from testbed.kernel.btf import Btf
+from testbed.kernel.chained import Chained
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.elf import Elf, Symbol
-from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf
+from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf, said
 from testbed.kernel.maps import Map
 from testbed.kernel.program import Program
 
-__all__ = ["BpfObject", "programs_of", "variables"]
+__all__ = ["BpfObject", "Entry", "programs_of", "variables"]
 
 logger = logger_of(__name__)
 
+_SCHED_CLS = 3  # enum bpf_prog_type
 _LOG_SIZE = 1 << 24  # the verifier's log of a rejected program with long loops
 
 
-def programs_of(path: Path) -> dict[str, str]:
-    """The section of each program of a compiled object, by its function's name; nothing is loaded.
+class Entry(NamedTuple):
+    """A program of an object.
+
+    :param section: Its section.
+    :param kind: ``enum bpf_prog_type``; 0: libbpf does not know the section.
+    :param place: ``enum bpf_attach_type``.
+    """
+
+    section: str
+    kind: int
+    place: int
+
+
+def programs_of(path: Path) -> dict[str, Entry]:
+    """The programs of a compiled object, by their functions' names; nothing is loaded.
 
     :raises KernelError: libbpf cannot read the object, or does not know a section.
     """
     lib = libbpf()
-    options = ObjectOpenOpts(sz=ctypes.sizeof(ObjectOpenOpts))
-    handle = lib.bpf_object__open_file(str(path).encode(), ctypes.byref(options))
-    if not handle:
-        raise KernelError(f"libbpf cannot open {path.name}: errno {ctypes.get_errno()}")
+    handle = _opened(path, ObjectOpenOpts(sz=ctypes.sizeof(ObjectOpenOpts)))
     try:
-        found: dict[str, str] = {}
+        found: dict[str, Entry] = {}
         program: int | None = None
         while program := lib.bpf_object__next_program(handle, program):
+            kind, place = (
+                lib.bpf_program__type(program),
+                lib.bpf_program__expected_attach_type(program),
+            )
             section = lib.bpf_program__section_name(program).decode()
             name = lib.bpf_program__name(program).decode()
-            if not lib.bpf_program__type(program):  # it could not be loaded, with EINVAL only
+            if not kind:  # it could not be loaded, with EINVAL only
                 raise KernelError(
                     f"{path.name}: {name}: libbpf knows no section {section!r}; several programs"
                     " may share a section, such as tc"
                 )
-            found[name] = section
+            found[name] = Entry(section, kind, place)
         return found
     finally:
         lib.bpf_object__close(handle)
+
+
+def _opened(path: Path, options: ObjectOpenOpts) -> int:
+    said()  # what was said before is not about this object
+    handle: int | None = libbpf().bpf_object__open_file(str(path).encode(), ctypes.byref(options))
+    if not handle:
+        check(-ctypes.get_errno(), f"libbpf cannot open {path.name}")
+    return handle or 0
 
 
 def variables(path: Path) -> list[Symbol]:
@@ -76,6 +102,9 @@ class BpfObject(Closing):
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
     :param reuse: Maps of other objects to use instead of new ones, by name.
+    :param chained: Which of its XDP programs hands on frames to others.
+    :param classifier: Which of its TC programs is loaded as one, and not as an action, which is the
+        same but that only classifiers are attached to devices.
     :raises KernelError: with the message of clang, libbpf or the verifier.
     """
 
@@ -88,6 +117,8 @@ class BpfObject(Closing):
         reuse: Mapping[str, Map] | None = None,
         constants: Mapping[str, Any] | None = None,
         programs: Collection[str] | None = None,
+        chained: Chained | None = None,
+        classifier: str | None = None,
     ) -> None:
         self._path = path = name if isinstance(name, Path) else compile_bpf(name)
         self.name = name = path.name.removesuffix(".bpf.o")
@@ -100,35 +131,43 @@ class BpfObject(Closing):
             kernel_log_buf=ctypes.addressof(log),
             kernel_log_size=_LOG_SIZE,
         )
-        self._handle = lib.bpf_object__open_file(str(path).encode(), ctypes.byref(options))
-        if not self._handle:
-            raise KernelError(f"libbpf cannot open {path.name}: errno {ctypes.get_errno()}")
-        try:
-            maps = self._handles(lib.bpf_object__next_map, lib.bpf_map__name)
-            self._size(maps, max_entries or {}, lib.bpf_map__set_max_entries, "max_entries")
-            self._size(maps, value_sizes or {}, lib.bpf_map__set_value_size, "value_size")
-            for key, other in (reuse or {}).items():
-                check(
-                    lib.bpf_map__reuse_fd(self._find(maps, key), other.fd),
-                    f"reuse map {key} in {name}",
-                )
-            if rodata is not None:
-                self._constants(maps, bytes(rodata))
-            for key, value in (constants or {}).items():
-                self._initialize(maps, key, value)
-            handles = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
-            wanted = {key: self._find(handles, key, "program") for key in programs or handles}
-            for key in handles.keys() - wanted.keys():
-                lib.bpf_program__set_autoload(handles[key], False)
-            with timed(logger, logging.DEBUG, "loaded %s", path):
-                check(lib.bpf_object__load(self._handle), f"load {name}", log)
-            self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
-            self.programs = {
-                key: Program(key, lib.bpf_program__fd(handle)) for key, handle in wanted.items()
-            }
-        except BaseException:
-            self.close()
-            raise
+        with chained.loading() if chained else nullcontext():
+            self._handle = _opened(path, options)
+            try:
+                maps = self._handles(lib.bpf_object__next_map, lib.bpf_map__name)
+                self._size(maps, max_entries or {}, lib.bpf_map__set_max_entries, "max_entries")
+                self._size(maps, value_sizes or {}, lib.bpf_map__set_value_size, "value_size")
+                for key, other in (reuse or {}).items():
+                    check(
+                        lib.bpf_map__reuse_fd(self._find(maps, key), other.fd),
+                        f"reuse map {key} in {name}",
+                    )
+                if rodata is not None:
+                    self._constants(maps, bytes(rodata))
+                for key, value in (constants or {}).items():
+                    self._initialize(maps, key, value)
+                handles = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
+                wanted = {key: self._find(handles, key, "program") for key in programs or handles}
+                for key in handles.keys() - wanted.keys():
+                    lib.bpf_program__set_autoload(handles[key], False)
+                if chained:
+                    chained.opened(self._handle)
+                if classifier:
+                    lib.bpf_program__set_type(wanted[classifier], _SCHED_CLS)
+                if only := chained.program if chained else classifier:
+                    lib.bpf_program__set_autoload(wanted[only], True)  # SEC("?...") says no
+                #: Where maps are pinned, and which of these were there before.
+                self.pins = self._pin_paths(maps)
+                self.found_pins = [path for path in self.pins if path.exists()]
+                with timed(logger, logging.DEBUG, "loaded %s", path):
+                    check(lib.bpf_object__load(self._handle), f"load {name}", log)
+                self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
+                self.programs = {
+                    key: Program(key, lib.bpf_program__fd(handle)) for key, handle in wanted.items()
+                }
+            except BaseException:
+                self.close()
+                raise
 
     @cached_property
     def btf(self) -> Btf:
@@ -157,6 +196,11 @@ class BpfObject(Closing):
             name = named(handle).decode()
             handles[name[name.index(".") :] if "." in name else name] = handle
         return handles
+
+    @staticmethod
+    def _pin_paths(maps: Mapping[str, int]) -> list[Path]:
+        found = (libbpf().bpf_map__pin_path(handle) for handle in maps.values())
+        return [Path(os.fsdecode(path)) for path in found if path]
 
     def _find(self, handles: Mapping[str, int], key: str, what: str = "map") -> int:
         if key not in handles:

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import TestbedError
+from testbed.core.files import sync
 from testbed.core.logs import logger_of, timed
 from testbed.host.paths import ROOT, build_folder
 
@@ -112,6 +113,7 @@ def compile_native(name: str) -> Path:
                 f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}"
             )
         os.chmod(temporary, 0o755)
+        sync(Path(temporary))
         with contextlib.suppress(FileExistsError):
             os.link(temporary, target)
     finally:

@@ -71,7 +71,8 @@ void ring_begin(struct ring *r, uint32_t seq, const struct ring_tensor *tensor, 
 	r->sleeps -= !!r->sleeps;
 	r->front = r->stalls = r->in_recovery = r->next = r->to_verify = 0;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
-		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
+		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress,
+						     .answer = r->quiet[cpu].answer };
 	r->allowed = r->window * r->ranks;
 	r->nacked_at = ring_progress(r);
 	/* Kicks become frames with this length of payload, and those with fragments cannot grow. */

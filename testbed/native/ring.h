@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "lanes.h"
+#include "lib/patience.h"
 #include "lib/seq.h"
 #include "shared/ring_native_abi.h"
 
@@ -14,8 +15,10 @@
 /* stalls in a row after which a chunk is nacked without evidence, if there have been no losses
  * lately */
 #define PATIENCE 10
-/* holdoffs without progress after which a chunk is nacked without evidence */
+/* least holdoffs, and round trips, without progress after which a chunk is nacked without evidence
+ */
 #define HOLDOFFS 8
+#define ROUND_TRIPS 2
 /* chunks that are nacked without a sign of loss, if nothing else explains the silence */
 #define BLIND 4
 /* A yield that takes longer gave the CPU to a program that is no rank of this group, or to a rank

@@ -11,7 +11,7 @@
 
 /* How long a CPU may make no progress before a probe is sent; the time doubles with each probe.
  * Probes are cheap and retransmit nothing that is not lost, so the time does not have to follow
- * round trips, which on a busy machine mostly measure how long ranks wait for a CPU.
+ * round trips. Their answers measure these, for the nacks, which have to.
  */
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
@@ -19,6 +19,12 @@
 /* while a loss is known, because a retransmission may be lost again, with `origin` on any of its
  * hops */
 #define RECOVERY_DOUBLINGS 1
+#define UNDER_WAY 16 /* probes of a CPU within a round trip */
+/* Shorter round trips of probes are mostly their way through the doorbell, which nacks do not take.
+ */
+#define SHORT_TRIP_US 500
+/* A longer round trip was none: the process was stopped. */
+#define MOST_TRIP_US 60000000
 
 /* How many chunks may be nacked at once. Silence may mean that everything is lost, or that
  * everything waits in a queue, which nacks would make longer. So the number halves each time until
@@ -42,6 +48,16 @@ static bool is_lossy(const struct ring_control *c, uint32_t seq)
 	return lossy && seq - lossy < RING_LOSSY_FOR;
 }
 
+/* Is so long a silence worth asking, although there have been no losses lately? A rank whose
+ * process waits for a CPU is late, and more questions do not help: each comes after twice the time.
+ */
+static bool is_long(uint32_t stalls)
+{
+	uint32_t times = stalls / PATIENCE;
+
+	return times && stalls % PATIENCE == 0 && !(times & (times - 1));
+}
+
 /* Does the previous rank hold all results? Then it has sent whatever this rank lacks. */
 static bool is_complete(const struct ring *r, uint32_t seq)
 {
@@ -51,25 +67,77 @@ static bool is_complete(const struct ring *r, uint32_t seq)
 	return before->verified == seq || (entered && seq_is_before(seq, entered));
 }
 
-/* Is the next frame about a chunk known to be lost? */
-static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
+/* Where the next frame about a chunk is noted if it is missing. */
+static uint32_t *missing(struct ring *r, uint32_t chunk, uint32_t seq)
 {
-	const struct ring_chunk *record = &r->records[chunk];
+	struct ring_chunk *record = &r->records[chunk];
 	uint32_t gathered = ring_tensor_of(r)->gathered;
 	bool begun = ring_is_mine(r, chunk) || seq_of(read_word(&record->reduced)) == seq ||
 		     (gathered && chunk >= gathered);
 
-	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL],
-			       __ATOMIC_RELAXED) == seq;
+	return &record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL];
 }
 
 /* Ask the previous rank for the last frame that it sent on a CPU. Whatever has not arrived before
  * the answer is lost. */
-void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
+void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu, uint32_t now_us)
 {
+	uint32_t attempt = r->probes++ % RING_UNTIMED;
+
+	r->probed_us[attempt % RING_TIMED] = now_us;
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff,
+	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, attempt,
 		  r->cpu_count > 1 ? cpu : RING_ANYWHERE);
+}
+
+/* Although nothing has stalled, is it time to measure a round trip? It has to be known before a
+ * frame is missing; while frames are, it is measured once per round trip, because it may have
+ * changed. */
+static bool measures(const struct ring *r, uint32_t now_us)
+{
+	const struct ring_control *c = r->control;
+	uint32_t since = now_us - r->probed_us[(r->probes - 1) % RING_TIMED];
+	bool again = is_lossy(c, seq_of(c->progress)) &&
+		     since >= MAX(LEAST_TIMEOUT_NS / 1000, c->rto_us);
+
+	return !r->stalls && (!r->probes || again);
+}
+
+/* The previous rank has answered a probe: adapt the times to the round trip. Every probe has an
+ * attempt of its own, so it is clear which one was answered (RFC 6298). The least of the latest
+ * round trips, and a quarter of it, is the time between two nacks: others contain waits for a CPU,
+ * and a nack too many costs less than one that comes late.
+ */
+void ring_answered(struct ring *r, uint64_t answer)
+{
+	uint32_t attempt = (uint32_t)answer, ago = (r->probes - 1 - attempt) % RING_UNTIMED,
+		 trip = seq_of(answer) - r->probed_us[attempt % RING_TIMED];
+	uint32_t rto;
+	bool short_trip;
+	int32_t off = (int32_t)(trip - r->mean8_us / 8);
+
+	if (attempt >= RING_UNTIMED || ago >= RING_TIMED || !r->probes || trip > MOST_TRIP_US)
+		return;
+	if (!r->trips)
+		r->least_holdoff_us = r->control->nack_holdoff_us;
+	r->trips_us[r->trips++ % RING_TRIPS] = trip;
+	for (uint32_t i = 0; i < MIN(r->trips, RING_TRIPS); i++)
+		trip = MIN(trip, r->trips_us[i]);
+	short_trip = trip < SHORT_TRIP_US;
+	trip = short_trip ? 0 : trip + trip / 4;
+	__atomic_store_n(&r->control->nack_holdoff_us, MAX(r->least_holdoff_us, trip),
+			 __ATOMIC_RELAXED);
+	trip = r->trips_us[(r->trips - 1) % RING_TRIPS];
+	if (r->mean8_us) {
+		r->mean8_us += off;
+		r->deviation4_us += (off < 0 ? -off : off) - r->deviation4_us / 4;
+	} else {
+		r->mean8_us = 8 * trip;
+		r->deviation4_us = 2 * trip;
+	}
+	rto = r->mean8_us / 8 + r->deviation4_us + 1;
+	__atomic_store_n(&r->control->rto_us, short_trip ? r->control->nack_holdoff_us : rto,
+			 __ATOMIC_RELAXED);
 }
 
 /* Verify results before all are stored, each once, from where the last call stopped. A verified
@@ -114,13 +182,21 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	bool flushed = still && r->stalls &&
 		       (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
 	uint32_t root = ring_tensor_of(r)->root;
-	bool complete = flushed && is_complete(r, seq), patient;
+	uint32_t least = r->trips ? r->least_holdoff_us : c->nack_holdoff_us;
+	bool complete = false, patient;
 
 	if (!r->stalls)
 		r->still_us = now_us;
 	/* A loss that is known, here or elsewhere, explains a silence of some holdoffs. */
-	patient = now_us - r->still_us >= (uint64_t)HOLDOFFS * c->nack_holdoff_us;
-	blind = flushed && patient && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
+	patient = now_us - r->still_us >=
+		  MAX((uint64_t)HOLDOFFS * least,
+		      (uint64_t)ROUND_TRIPS * c->nack_holdoff_us + ring_reorder_window(c));
+	/* An answer may overtake frames as they overtake each other. */
+	if (flushed && now_us - r->still_us >= ring_reorder_window(c))
+		complete = is_complete(r, seq);
+	blind = flushed && patient && (is_lossy(c, seq) ? r->stalls >= 1 : is_long(r->stalls))
+			? BLIND
+			: 0;
 	if (flushed)
 		verify_early(r, MIN(total, ready), seq);
 	while (r->front < total && ring_is_done(r, r->front, seq))
@@ -136,6 +212,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	     left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
 		const struct ring_chunk *record = &r->records[chunk];
 		uint64_t result = read_word(&record->result);
+		uint32_t *lost = missing(r, chunk, seq);
 		bool known, refused;
 
 		if (ring_is_done(r, chunk, seq))
@@ -145,11 +222,13 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 				ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 			continue;
 		}
-		if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) <
-		    c->nack_holdoff_us)
-			continue;
+		if (complete)
+			__atomic_store_n(lost, seq, __ATOMIC_RELAXED);
 		refused = seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED;
-		known = complete || refused || is_lost(r, chunk, seq);
+		known = refused || __atomic_load_n(lost, __ATOMIC_RELAXED) == seq;
+		r->in_recovery |= known;
+		if (ring_waits(c, record, now_us))
+			continue;
 		if (!known && !blind)
 			continue;
 		blind -= !known;
@@ -157,7 +236,6 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		if (refused && read_word(&record->reduced) <= word_of(seq, (uint8_t)(result >> 8)))
 			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
 		ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
-		r->in_recovery |= known;
 		r->next = chunk + 1;
 		allowed--;
 	}
@@ -167,8 +245,10 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 /* How long a CPU may make no progress before a probe is sent. */
 static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 {
-	return (int64_t)LEAST_TIMEOUT_NS
-	       << MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
+	uint32_t doublings = MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
+
+	return MAX((int64_t)LEAST_TIMEOUT_NS << doublings,
+		   (int64_t)r->control->nack_holdoff_us * 1000 / UNDER_WAY);
 }
 
 /* Has a CPU made progress since the last look? *left is cut to the time until its next probe is
@@ -176,8 +256,13 @@ static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 {
 	uint64_t progress = __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
+	uint64_t answer = __atomic_load_n(&r->cpus[cpu].answer, __ATOMIC_RELAXED);
 	struct ring_quiet *quiet = &r->quiet[cpu];
 	bool moved = progress != quiet->progress;
+
+	if (quiet->answer != answer)
+		ring_answered(r, answer);
+	quiet->answer = answer;
 
 	if (moved) {
 		quiet->progress = progress;
@@ -204,15 +289,19 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 	}
 	if (!still)
 		r->stalls = 0;
-	if (!stalled)
-		return 0;
+	if (!stalled) {
+		if (!measures(r, now / 1000))
+			return 0;
+		ring_probe(r, seq, 0, now / 1000);
+		return ring_flush(r);
+	}
 	ring_stall(r, target, now / 1000, still);
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
 		struct ring_quiet *quiet = &r->quiet[cpu];
 
 		if ((int64_t)(now - quiet->since) < timeout_of(r, quiet))
 			continue;
-		ring_probe(r, seq, cpu);
+		ring_probe(r, seq, cpu, now / 1000);
 		quiet->since = now;
 		quiet->probes++;
 	}

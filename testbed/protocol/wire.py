@@ -27,6 +27,7 @@ from testbed.kernel.abi import constant, dtype
 from testbed.protocol import check_weights
 
 __all__ = [
+    "AGAIN",
     "BLOCK",
     "CHUNK_SHIFT",
     "EARLIER",
@@ -101,6 +102,7 @@ number.
 VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
 """Flag of an answer: the sender knows that the receiver has verified all results."""
 EARLIER = constant("RING_FLAG_EARLIER")
+AGAIN = constant("RING_FLAG_AGAIN")
 """Flag: ``prev`` belongs to the previous sequence number."""
 ENDED = constant("RING_FLAG_ENDED")
 """Flag of a probe and its answer: the sender has given up, for a ``reason``, and because of ranks

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.files import write_whole
 from testbed.core.logs import logger_of
 from testbed.host.paths import cache_folder
 
@@ -75,10 +76,8 @@ def read(place: Path, key: list[str]) -> dict[str, dict[str, Any]]:
 
 def write(place: Path, value: Any) -> None:
     """Cache a JSON value; if that fails, probes will run again."""
-    partial = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        partial.replace(place)
+        write_whole(place, json.dumps(value, indent=1))
     except OSError as error:
         log.info("%s: findings are not kept: %s", place, error)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from testbed.core.closing import Closing
 from testbed.core.errors import SpecError, StorageError, TestbedError
-from testbed.core.files import read_regular
+from testbed.core.files import read_object, replacing, sync, sync_tree
 from testbed.core.logs import logger_of
 
 __all__ = ["KILLED", "RunFolder", "read_manifest", "settle"]
@@ -105,21 +105,25 @@ class RunFolder(Closing):
         return self.path != self.out
 
     def publish(self) -> None:
-        """Replace the previous run, if there is one, with this complete one; atomic.
+        """Let the disk have everything, and replace the previous run, if there is one, with this
+        complete one; atomic.
 
         :raises StorageError: The disk refuses it. One of the two runs is in its place, the other
             next to it.
         """
-        if not self.replaces:
-            return
         beside = self.path
         try:
+            sync_tree(beside)
+            sync(beside.resolve().parent)
+            if not self.replaces:
+                return
             for entry in foreign(self.out):
                 bring(entry, beside / entry.name)
             owner = self.out.stat()
             os.chown(beside, owner.st_uid, owner.st_gid)
             beside.chmod(stat.S_IMODE(owner.st_mode))
             exchange(beside, self._place)
+            sync(self._place.parent)
             self.path = self.out
             for entry in foreign(beside):
                 if not os.path.lexists(self.out / entry.name):  # it has appeared meanwhile
@@ -244,22 +248,17 @@ class RunFolder(Closing):
         self.write("manifest.json", lambda place: place.write_text(text, encoding="utf-8"))
 
     def write(self, name: str, writer: Callable[[Path], Any]) -> Path:
-        """Write a file under another name first, then move it into place: readers see all of it or
-        none.
+        """Write a file by `replacing`.
 
         :param writer: Writes to the path that it is given.
         :raises StorageError: The disk is full, or refuses it for another reason.
         """
         place = self.path / name
-        partial = place.with_name(f".{place.name}.partial")
         try:
-            writer(partial)
-            os.replace(partial, place)
+            with replacing(place) as partial:
+                writer(partial)
         except OSError as error:
             raise StorageError(f"{place}: cannot be written: {reason(error)}") from error
-        finally:
-            with contextlib.suppress(OSError):  # for example if the disk has become read-only
-                partial.unlink(missing_ok=True)
         return place
 
 
@@ -272,12 +271,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     place = path / "manifest.json"
     if not place.exists():
         raise SpecError(f"{path}: is not the folder of a finished run: {place} is missing")
-    try:
-        manifest = json.loads(read_regular(place, LARGEST_MANIFEST))
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{place}: cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise SpecError(f"{place}: cannot be read: it is not a JSON object")
+    manifest = read_object(place, LARGEST_MANIFEST)
     if manifest.get("status") == "running" and _abandoned(path):
         manifest |= {"status": KILLED, "error": "the process that ran it was killed"}
     return manifest

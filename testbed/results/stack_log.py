@@ -7,6 +7,8 @@ from typing import Final
 import pandas as pd
 
 from testbed.core.errors import SpecError
+from testbed.core.files import check_regular
+from testbed.core.parquet import read_frame
 from testbed.results.folder import RunFolder
 from testbed.telemetry.stacks import Stack
 
@@ -59,14 +61,9 @@ def load_stacks(path: Path) -> pd.DataFrame:
     :raises SpecError: It has none, or they cannot be read.
     """
     place = path / "stacks.parquet"
-    try:
-        frame = pd.read_parquet(place)
-    except FileNotFoundError:
-        frame = pd.DataFrame()
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{place}: cannot be read: {error}") from error
-    if frame.empty:
-        raise SpecError(f"{path}: has no stacks: it was run without telemetry; add --telemetry")
-    if missing := [column for column in STACK_COLUMNS if column not in frame]:
-        raise SpecError(f"{place}: lacks the columns {', '.join(missing)}")
-    return frame
+    if place.exists():
+        check_regular(place)
+        frame = read_frame(place, str(place), STACK_COLUMNS)
+        if len(frame):
+            return frame
+    raise SpecError(f"{path}: has no stacks: it was run without telemetry; add --telemetry")

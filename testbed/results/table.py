@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from testbed.core.errors import SpecError
+from testbed.core.files import check_regular
+from testbed.core.parquet import read_frame
 from testbed.results.folder import RunFolder, read_manifest
 
 __all__ = ["COLUMNS", "Run", "Table", "load_run"]
@@ -132,21 +134,17 @@ def load_run(path: Path, finished: bool = True) -> Run:
         did not finish.
     """
     manifest = read_manifest(path)
-    try:
-        frame = pd.read_parquet(path / "results.parquet")
-    except FileNotFoundError as error:
+    place = path / "results.parquet"
+    if not place.exists():
         status = manifest.get("status")
         why = (
-            f"{path / 'results.parquet'} is missing"
+            f"{place} is missing"
             if status == "complete"
             else f"its status is {status}, and nothing was measured"
         )
-        raise SpecError(f"{path}: is not the folder of a finished run: {why}") from error
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from error
+        raise SpecError(f"{path}: is not the folder of a finished run: {why}")
+    check_regular(place)
+    frame = read_frame(place, str(place), COLUMNS)
     if finished and (status := manifest.get("status")) != "complete":
         raise SpecError(f"{path}: is not the folder of a finished run: its status is {status}")
-    missing = [column for column in COLUMNS if column not in frame]
-    if missing:
-        raise SpecError(f"{path / 'results.parquet'}: lacks the columns {', '.join(missing)}")
     return Run(path, manifest, frame)

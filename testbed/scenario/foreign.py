@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 from testbed.core.errors import SpecError
+from testbed.core.numbers import shown
+from testbed.core.registry import registered_only
+from testbed.core.tables import FileName
 from testbed.scenario.load import override, parse_scenario
 from testbed.workloads.scenario import Scenario
 
-__all__ = ["foreign_scenario"]
+__all__ = ["foreign_scenario", "without_none"]
 
-_CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # module:attribute
-
-_TEXTS: Final = frozenset({"scenario.name", "scenario.description"})
+_TRUST: Final = "add --trust if you know where the archive comes from"
+_CODE: Final = f"names code, which would be executed; {_TRUST}"
 
 
 def foreign_scenario(
-    table: Mapping[str, Any],
+    table: Any,
     settings: Sequence[str],
     source: str,
     trust: bool = False,
     files: bool = False,
 ) -> Scenario:
     """Validate the scenario of an archive.
+
+    Code is whatever a registry would import because no package has registered it; the registries
+    themselves refuse it.
 
     :param table: As a manifest has it.
     :param settings: Overrides, as of `load_scenario`; what they name is the user's own.
@@ -33,28 +38,26 @@ def foreign_scenario(
     :param files: It may name files.
     :raises SpecError: It is wrong, or names code or files.
     """
-    own = override({}, [each for each in settings if "." in each.partition("=")[0]])
-    given = {f"{name}.{key}" for name, keys in own.items() for key in keys}
-    bare = without_none(dict(table))
-    for place, value in _strings(bare):
-        if place in given or place in _TEXTS:
-            continue
-        if place == "dataset.path" and not files:
-            raise SpecError(
-                f"{source}: {place} = {value!r}: names files of another machine; give your own:"
-                f" --set {place}=PATH"
-            )
-        if not trust and _CODE.fullmatch(value):
-            raise SpecError(
-                f"{source}: {place} = {value!r}: names code, which would be executed; add --trust"
-                " if you know where the archive comes from"
-            )
+    if not isinstance(table, dict):
+        raise SpecError(f"{source}: its scenario is not a table")
+    own = override({}, settings)
+    try:
+        bare = without_none(dict(table))
+    except RecursionError:
+        raise SpecError(f"{source}: its scenario is nested too deeply") from None
     if bare.get("programs") and not trust:
-        raise SpecError(
-            f"{source}: programs: would be loaded into the kernel; add --trust if you know where"
-            " the archive comes from"
-        )
-    return parse_scenario(override(bare, settings), source)
+        raise SpecError(f"{source}: programs: would be loaded into the kernel; {_TRUST}")
+    names = {text.partition(",")[0] for text in _strings(own)}
+    with nullcontext() if trust else registered_only(_CODE, names):
+        scenario = parse_scenario(override(bare, settings), source)
+    for place, value in () if files else FileName.within(scenario):
+        name, _, key = place.partition(".")
+        if key not in own.get(name, ()):
+            raise SpecError(
+                f"{source}: {place} = {shown(value)}: names files of another machine; give your"
+                f" own: --set {place}=PATH"
+            )
+    return scenario
 
 
 def without_none(value: Any) -> Any:
@@ -64,13 +67,10 @@ def without_none(value: Any) -> Any:
     return [without_none(each) for each in value] if isinstance(value, list) else value
 
 
-def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """All strings with their places, such as ``dataset.path``; those in lists have the list's."""
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in nested tables and lists."""
     if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _strings(each, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each, place)
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)

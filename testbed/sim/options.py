@@ -1,11 +1,11 @@
 """The options of a simulation, apart from those of what is simulated."""
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
-from testbed.core.tables import Table
+from testbed.core.tables import FileName, Table
 from testbed.sim.presets import PRESETS
 
 __all__ = ["SimulationOptions"]
@@ -14,7 +14,7 @@ __all__ = ["SimulationOptions"]
 class SimulationOptions(Table):
     """``[simulation]``: on what a scenario runs that is simulated."""
 
-    hardware: str | None = Field(
+    hardware: Annotated[str | None, FileName(besides=tuple(PRESETS))] = Field(
         default=None,
         min_length=1,
         description=(

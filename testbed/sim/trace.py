@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.errors import StorageError
+from testbed.core.files import write_whole
 from testbed.sim.stations import Note, Transmitter
 from testbed.sim.wiring import Wiring
 
@@ -58,7 +59,7 @@ class Trace:
             "otherData": {"engine": "simulation", "events_left_out": self.left_out},
         }
         try:
-            place.write_text(json.dumps(document) + "\n", encoding="utf-8")
+            write_whole(place, json.dumps(document) + "\n")
         except OSError as error:
             raise StorageError(f"{place}: cannot be written: {error.strerror}") from error
 

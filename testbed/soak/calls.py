@@ -5,7 +5,7 @@ same time, and close them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
 __all__ = ["Spec", "Work", "close_tasks", "fetch", "open_tasks", "prepare", "trim", "work"]
+
+_REPORT = 1.0  # seconds between reports of progress
 
 Spec = GroupSpec | ExchangeSpec
 
@@ -82,23 +84,36 @@ def open_tasks(
         ranks[index] = _Rank(
             rounds, _inputs(scenario, index, rounds[0]), scenario.tasks[index].times
         )
-    for rank in ranks.values():
+    for index, rank in ranks.items():
         if len(rank.specs) == 1:
             rank.end = _open(context, scenario, rank.specs[0])
             rank.end.connect()
+            context.progress(f"{scenario.label(index)} open")
 
 
 def work(context: WorkerContext, scenario: Scenario) -> dict[int, Work]:
-    """Do all tasks' work, each task's collectives one after the other.
+    """Do all tasks' work, each task's collectives one after the other, and report progress whenever
+    this rank has done more of them.
 
     :returns: By index of the task.
     """
-    ranks = context.get(_Ranks)
+    ranks, reported = context.get(_Ranks), 0
+    works = {index: Work() for index in ranks}
     with ThreadPoolExecutor(len(ranks)) as pool:
-        works = {
-            index: pool.submit(_work, context, scenario, rank) for index, rank in ranks.items()
+        left = {
+            pool.submit(_work, context, scenario, rank, works[index])
+            for index, rank in ranks.items()
         }
-        return {index: done.result() for index, done in works.items()}
+        tasks = list(left)
+        while left:
+            _, left = wait(left, _REPORT)
+            done = sum(len(work.digests) for work in works.values())
+            if done > reported:
+                reported = done
+                context.progress(f"collective {done}")
+        for task in tasks:
+            task.result()
+    return works
 
 
 def fetch(context: WorkerContext, task: int, digest: bytes) -> Tensor:
@@ -140,8 +155,7 @@ def _open(context: WorkerContext, scenario: Scenario, spec: Spec) -> Backend | E
     return open_exchange("pinch", context, spec)
 
 
-def _work(context: WorkerContext, scenario: Scenario, rank: _Rank) -> Work:
-    done = Work()
+def _work(context: WorkerContext, scenario: Scenario, rank: _Rank, done: Work) -> None:
     try:
         if rank.end:
             _round(rank, rank.end, done)
@@ -155,7 +169,6 @@ def _work(context: WorkerContext, scenario: Scenario, rank: _Rank) -> Work:
                     _round(rank, end, done)
     except CollectiveError as error:
         done.error = str(error)
-    return done
 
 
 def _round(rank: _Rank, end: Backend | Exchange, done: Work) -> None:

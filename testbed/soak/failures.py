@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from testbed.core.errors import TestbedError
+from testbed.core.files import write_whole
 from testbed.soak.scenario import Scenario
 
 __all__ = ["Finding", "accused", "keep"]
@@ -41,9 +42,7 @@ def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "scenario.json").write_text(
-        json.dumps(scenario.to_dict(), indent=2) + "\n", encoding="utf-8"
-    )
-    (folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    write_whole(folder / "scenario.json", json.dumps(scenario.to_dict(), indent=2) + "\n")
+    write_whole(folder / "error.txt", "".join(traceback.format_exception(error)))
     for log in run.glob("*.log"):
         shutil.copy(log, folder)

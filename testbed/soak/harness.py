@@ -40,10 +40,10 @@ from testbed.worker import Workers
 
 __all__ = ["Harness"]
 
-OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
-# seconds for a scenario's collectives, and more for each of them: many times what they take, as
-# others may keep the machine busy
-DEADLINE, DEADLINE_EACH = 120.0, 0.25
+OPENING = 90.0  # seconds for a host to open its next group
+# seconds until a host has done its next collective: many times what it takes, as others may keep
+# the machine busy
+PATIENCE = 120.0
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
 GRACE = 10.0  # maximum number of seconds that closing takes beyond the timeout
 MOST_RECORDS = (
@@ -261,15 +261,14 @@ class Phase:
                 for member, spec in zip(task.members, round_, strict=True):
                     specs[hosts[member].name].setdefault(index, []).append(spec)
         arguments = {name: {"scenario": scenario, "specs": own} for name, own in specs.items()}
-        self.harness.workers.call_all(calls.open_tasks, arguments, timeout=OPEN_DEADLINE)
+        self.harness.workers.call_all(calls.open_tasks, arguments, patience=OPENING)
 
     def work(self) -> None:
-        """Do all collectives, in bounded time."""
-        whole = DEADLINE + DEADLINE_EACH * self.scenario.collectives
-        deadline = whole if self.scenario.ending == "whole" else 2 * self.scenario.timeout
+        """Do all collectives, each in bounded time."""
+        patience = PATIENCE if self.scenario.ending == "whole" else 2 * self.scenario.timeout
         arguments = {name: {"scenario": self.scenario} for name in self.names}
         self.works = self.harness.workers.call_all(
-            calls.work, arguments, timeout=deadline, errors="return"
+            calls.work, arguments, patience=patience, errors="return"
         )
 
     def close(self, report: Report) -> None:

@@ -18,7 +18,7 @@ import dask
 from distributed import Client, Future, LocalCluster, as_completed, get_worker
 
 from testbed.core.closing import Stacked
-from testbed.core.errors import SpecError
+from testbed.core.errors import SpecError, StorageError
 from testbed.sweep.grid import Trial
 from testbed.sweep.ledger import Done, Ledger
 from testbed.sweep.player import Player, Work, attempt
@@ -86,6 +86,7 @@ class Cluster(Stacked):
         """See `testbed.sweep.player.Place`.
 
         :raises SpecError: There are emulated trials, and no worker may run them.
+        :raises StorageError: A disk is full, here or a worker's.
         """
         waiting: dict[bool, deque[Trial]] = {True: deque(), False: deque()}
         for trial in pending:
@@ -123,12 +124,17 @@ class Cluster(Stacked):
             folder = ledger.begin(trial)
             try:
                 done, files = future.result()
+            except StorageError:
+                raise
             except Exception as error:  # the trial's own errors are in `done`
                 yield trial, Done(0.0, f"its worker died: {error}")
                 continue
-            for name, data in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(data)
+            try:
+                for name, data in files.items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(data)
+            except OSError as error:
+                raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
             yield trial, done
 
 

@@ -1,6 +1,7 @@
 """Running the trials of a sweep, and gathering their results."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,12 +10,24 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from testbed.core.errors import limit_reached
+from testbed.core.errors import SpecError, StorageError, limit_reached, no_room
+from testbed.core.files import replacing, write_whole
 from testbed.sweep.grid import Cell, Trial, order
 from testbed.sweep.ledger import Done, Ledger
 from testbed.sweep.sweep_file import Sweep
 
-__all__ = ["Here", "Place", "Player", "Work", "attempt", "facts_of", "gather", "play", "remaining"]
+__all__ = [
+    "Here",
+    "Place",
+    "Player",
+    "Work",
+    "attempt",
+    "facts_of",
+    "gather",
+    "left",
+    "play",
+    "remaining",
+]
 
 Work = Callable[[Path], None]
 
@@ -43,7 +56,10 @@ class Player(Protocol):
         """
 
     def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
-        """Return a trial's measurements, with a column `trial`, tidy."""
+        """Return a trial's measurements, with a column `trial`, tidy.
+
+        :raises SpecError: They cannot be read, for example because a file is torn.
+        """
 
 
 class Place(Protocol):
@@ -97,6 +113,28 @@ def remaining(player: Player, pending: list[Trial], done: Mapping[str, Done]) ->
     )
 
 
+def left(
+    player: Player,
+    ledger: Ledger,
+    trials: Sequence[Trial],
+    say: Callable[[str], None],
+    retry: bool = False,
+) -> list[Trial]:
+    """Return the trials that are to be run; see `Ledger.pending`. Those whose results are torn are
+    among them.
+    """
+    for trial in trials:
+        done = ledger.done.get(trial.name)
+        if done is None or done.error is not None:
+            continue
+        try:
+            player.rows(trial, ledger.folder(trial))
+        except SpecError as error:
+            say(f"{trial} is run again: {error}")
+            del ledger.done[trial.name]
+    return ledger.pending(trials, retry)
+
+
 def play(
     sweep: Sweep,
     player: Player,
@@ -105,25 +143,27 @@ def play(
     retry: bool = False,
     place: Place | None = None,
 ) -> None:
-    """Run all trials that are not done. A trial that fails is recorded, and the sweep goes on.
+    """Run all trials that are not done. A trial that fails is recorded, and the sweep goes on; a
+    full disk is no trial's result, and ends the sweep.
 
     :param say: Shows the user a line.
     :param retry: Run those that have failed again.
     :param place: Where trials run; None: in this process, one after another.
+    :raises StorageError: The disk is full, or refuses a file.
     """
     place = place or Here()
     every = order(sweep.cells, sweep.table.trials, sweep.table.seed)
-    pending = ledger.pending(every, retry)
+    pending = left(player, ledger, every, say, retry)
     if len(pending) < len(every):
         say(f"{len(every) - len(pending)} of {len(every)} trials are done already")
-    left = {trial.name: trial for trial in pending}
+    rest = {trial.name: trial for trial in pending}
     for trial, done in place.run(player, ledger, pending):
         ledger.end(trial, done)
-        del left[trial.name]
-        number = len(every) - len(left)
-        rest = remaining(player, list(left.values()), ledger.done) / place.at_once
+        del rest[trial.name]
+        number = len(every) - len(rest)
+        seconds = remaining(player, list(rest.values()), ledger.done) / place.at_once
         text = f"failed: {done.error.splitlines()[0]}" if done.error else f"{done.seconds:.1f} s"
-        say(f"[{number}/{len(every)}] {trial}: {text}; {clock(rest)} left")
+        say(f"[{number}/{len(every)}] {trial}: {text}; {clock(seconds)} left")
 
 
 class Here:
@@ -136,15 +176,28 @@ class Here:
     ) -> Iterator[tuple[Trial, Done]]:
         """See `Place`."""
         for trial in pending:
-            yield trial, attempt(player.work(trial), ledger.begin(trial))
+            folder = ledger.begin(trial)
+            try:
+                done = attempt(player.work(trial), folder)
+            except StorageError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            yield trial, done
 
 
 def attempt(work: Work, folder: Path) -> Done:
-    """Run a trial in an empty folder; its errors are recorded."""
+    """Run a trial in an empty folder; its errors are recorded.
+
+    :raises StorageError: The disk is full, or refuses a file.
+    """
     started, error = time.monotonic(), None
     try:
         work(folder)
+    except StorageError:
+        raise
     except Exception as failure:
+        if full := no_room(failure):
+            raise StorageError(full) from failure
         error = limit_reached(failure) or str(failure) or type(failure).__name__
     return Done(round(time.monotonic() - started, 3), error)
 
@@ -154,6 +207,8 @@ def gather(sweep: Sweep, player: Player, ledger: Ledger) -> Path:
 
     Its columns are those of a trial's results, with `cell` and each key of the grid that is not
     among them.
+
+    :raises StorageError: The disk is full, or refuses a file.
     """
     frames, failed = [], []
     for trial in sorted(
@@ -172,12 +227,14 @@ def gather(sweep: Sweep, player: Player, ledger: Ledger) -> Path:
             if key not in rows
         }
         frames.append(rows.assign(cell=trial.cell.number, **grid))
-    (ledger.out / "failed.json").write_text(json.dumps(failed, indent=2) + "\n", encoding="utf-8")
     place = ledger.out / "results.parquet"
-    partial = place.with_name(f".{place.name}.partial")
     frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    frame.to_parquet(partial, index=False)
-    partial.replace(place)
+    try:
+        write_whole(ledger.out / "failed.json", json.dumps(failed, indent=2) + "\n")
+        with replacing(place) as partial:
+            frame.to_parquet(partial, index=False)
+    except OSError as error:
+        raise StorageError(f"{place}: cannot be written: {error.strerror}") from error
     return place
 
 

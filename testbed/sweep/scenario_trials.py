@@ -89,7 +89,10 @@ class ScenarioTrials:
     def rows(self, trial: Trial, folder: Path) -> pd.DataFrame:
         """See `Player`."""
         run = load_run(folder)
-        inner = int(run.manifest["scenario"]["scenario"]["trials"])
+        try:
+            inner = int(run.manifest["scenario"]["scenario"]["trials"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"{folder}: its manifest is not that of a run: {error!r}") from error
         return run.frame.assign(trial=trial.number * inner + run.frame["trial"])
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.core.errors import StorageError, TestbedError
+from testbed.core.files import sync_tree
 from testbed.host.paths import cache_folder
 
 __all__ = ["QEMU", "SERIES", "KernelImage", "VmError", "fetch_image", "find_image", "required"]
@@ -119,6 +120,7 @@ def fetch_image(series: str, say: Callable[[str], None]) -> KernelImage:
             say(f"unpacking {package}")
             _run([dpkg, "--extract", str(archive), str(root)], scratch)
             _run([depmod, "-b", str(root), release], scratch)
+            sync_tree(root)
             root.rename(folder)
     return KernelImage(release, folder)
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import StorageError
+from testbed.core.files import sync
 from testbed.vm.image import KernelImage, VmError, required
 
 __all__ = ["HOST_TAG", "RESULTS", "RESULTS_TAG", "build_initramfs"]
@@ -67,6 +68,7 @@ def build_initramfs(image: KernelImage) -> Path:
                 "".join(f"{name}\n" for name in order), encoding="utf-8"
             )
             _pack(busybox, root, Path(scratch) / "packed")
+            sync(Path(scratch) / "packed")
             os.replace(Path(scratch) / "packed", target)
     except OSError as error:
         raise StorageError(f"{error.filename or target}: {error.strerror}") from error

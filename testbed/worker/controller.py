@@ -139,6 +139,7 @@ class Workers(Mapping[str, Worker], Stacked):
         arguments: Mapping[str, Mapping[str, Any]] | Iterable[str],
         *,
         timeout: float | None = None,
+        patience: float | None = None,
         on_progress: Callable[[str, Any], None] | None = None,
         errors: Literal["raise", "return"] = "raise",
     ) -> dict[str, Any]:
@@ -147,6 +148,9 @@ class Workers(Mapping[str, Worker], Stacked):
         :param function: A module-level function, sent by name.
         :param arguments: Keyword arguments by worker's name, or names alone.
         :param timeout: Seconds within which all have to answer.
+        :param patience: Seconds that each may take until it answers or gives something to
+            ``context.progress``, and from there to the next time: however busy the machine is, work
+            that gets on is not given up.
         :param on_progress: Called with a worker's name and what its function gave to
             ``context.progress``.
         :param errors: ``raise`` the first exception that a function raises, with a note that holds
@@ -156,7 +160,7 @@ class Workers(Mapping[str, Worker], Stacked):
         :return: Results by worker's name, in the order of ``arguments``.
         :raises WorkerDied: A worker of the fabric has died, whether or not it was called; one whose
             death is expected only if it was called.
-        :raises WorkerTimeout: The timeout has expired.
+        :raises WorkerTimeout: The timeout has expired, or the patience with a worker.
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
             raise TypeError(
@@ -167,6 +171,8 @@ class Workers(Mapping[str, Worker], Stacked):
         deadline = None if timeout is None else time.monotonic() + timeout
         self._await_idle(calls, deadline)
         answers: dict[str, Any] = {}
+        begun: tuple[float, Any] = time.monotonic(), None
+        signs = dict.fromkeys(calls, begun)  # the last one of each
         for name, keywords in calls.items():
             worker = self[name]
             try:
@@ -181,11 +187,10 @@ class Workers(Mapping[str, Worker], Stacked):
         if calls:
             logger.debug("%s in %s", function.__qualname__, ", ".join(calls))
         while missing := [name for name in calls if name not in answers]:
-            messages = self._receive(deadline)
+            waiting = {name: signs[name] for name in missing}
+            messages = self._receive(_earliest(deadline, waiting, patience))
             if not messages:
-                raise WorkerTimeout(
-                    f"workers {', '.join(missing)} did not answer within {timeout:g} s"
-                )
+                raise _timed_out(waiting, timeout, patience)
             for worker, message in messages:
                 if isinstance(message, WorkerDied):
                     if worker.name in missing:
@@ -195,6 +200,7 @@ class Workers(Mapping[str, Worker], Stacked):
                 elif message.number != number:
                     continue  # from a worker that is not part of this call, about an earlier one
                 elif isinstance(message, Progress):
+                    signs[worker.name] = time.monotonic(), message.value
                     if on_progress:
                         on_progress(worker.name, message.value)
                 elif isinstance(message, Result):
@@ -418,3 +424,30 @@ class Workers(Mapping[str, Worker], Stacked):
             for name in names:
                 self._workers[name].close(deadline)
         self._workers.clear()
+
+
+#: By worker's name: when it was last heard of, and what it said then.
+Signs = Mapping[str, tuple[float, Any]]
+
+
+def _earliest(deadline: float | None, signs: Signs, patience: float | None) -> float | None:
+    """When to stop waiting for the next message."""
+    ends = [heard + patience for heard, _ in signs.values()] if patience is not None else []
+    return min([*ends, *([] if deadline is None else [deadline])], default=None)
+
+
+def _timed_out(signs: Signs, timeout: float | None, patience: float | None) -> WorkerTimeout:
+    """Name those that have not answered, or, if there is time left for all, those that do not get
+    on, and how far they have come.
+    """
+    if patience is not None:
+        last = time.monotonic() - patience
+        stuck = {name: said for name, (heard, said) in signs.items() if heard <= last}
+        if stuck:
+            where = [
+                name if said is None else f"{name} (at {said})" for name, said in stuck.items()
+            ]
+            return WorkerTimeout(
+                f"workers {', '.join(where)} have neither answered nor got on for {patience:g} s"
+            )
+    return WorkerTimeout(f"workers {', '.join(signs)} did not answer within {timeout:g} s")

@@ -1,17 +1,25 @@
 """Frames of a fabric that is up, captured by another process."""
 
+import io
 import json
+import os
 import signal
 import subprocess
-import sys
 import time
-from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 from scapy.layers.inet import ICMP
 from scapy.utils import PcapNgReader
 
+from testbed.capture.order import order
 from testbed.datapath import set_datapath
+from testbed.kernel.compile import BPF
+from testbed.kernel.xdp_links import XdpLink, xdp_links
+from testbed.testing.group import Group
+from tests.support.capturing import capturing
+from tests.support.command import PROGRAM, run_testbed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.net
@@ -23,20 +31,6 @@ def attached(fabric, node, ifname):
     namespace = {**fabric.hosts, **fabric.switches}[node].namespace
     (link,) = namespace.request("get_links", namespace.index(ifname))
     return link.get_attr("IFLA_XDP").get_attr("IFLA_XDP_PROG_ID") or None
-
-
-@contextmanager
-def capturing(fabric, path, *arguments):
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "capture", *arguments]
-    command += ["--run", fabric.run_id, "-o", str(path), "--json"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stderr.readline().startswith("capturing ")
-            yield process
-        finally:
-            process.kill()
 
 
 def ping(fabric, count=PINGS):
@@ -68,10 +62,71 @@ def test_after_a_kill_the_programs_are_put_back(fabric, tmp_path):
     before = attached(fabric, "s1", "s1-eth1")
     with capturing(fabric, tmp_path / "x.pcapng", "h1") as process:
         assert attached(fabric, "s1", "s1-eth1") != before
-        process.send_signal(signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
     wait_until(lambda: attached(fabric, "s1", "s1-eth1") == before)
     ping(fabric, 1)
+
+
+def programs(fabric, node, ifname):
+    """The programs that a frame meets which arrives there, by their numbers."""
+    namespace = {**fabric.hosts, **fabric.switches}[node].namespace
+    place = namespace.index(ifname), attached(fabric, node, ifname)
+    (number,) = (link.number for link in xdp_links() if (link.ifindex, link.program) == place)
+    return order(XdpLink(number, "capture_behind"))
+
+
+@pytest.mark.fabric(hosts=2, datapath="xdp")
+def test_two_captures_of_one_link_and_a_program_one_of_them_killed(fabric, tmp_path):
+    """None of them cuts the host off, whichever is in front and whatever ends."""
+    ends = [("h2", "eth0"), ("s1", "s1-eth2")]
+    before = [programs(fabric, *end) for end in ends]
+
+    def in_front(count):
+        wait_until(lambda: all(len(programs(fabric, *end)) == 1 + count for end in ends))
+        sums = group.all_reduce([np.ones(1024, np.float32)] * 2)
+        assert [float(each.sum()) for each in sums] == [2048, 2048]
+
+    (tmp_path / "pass.bpf.c").write_text((BPF / "pass.bpf.c").read_text())
+    with (
+        Group(fabric, "xdp-ring", capacity=1024) as group,
+        capturing(fabric, tmp_path / "1.pcapng", "h2") as first,
+        capturing(fabric, tmp_path / "2.pcapng", "s1:2", "--count", "1000000") as second,
+    ):
+        in_front(2)
+        with fabric.hosts["h2"].attach(tmp_path / "pass.bpf.c"):
+            in_front(2)
+        first.send_signal(signal.SIGKILL)
+        first.wait(timeout=60)
+        in_front(1)
+        with capturing(fabric, tmp_path / "3.pcapng", "h2") as third:
+            in_front(2)
+            second.send_signal(signal.SIGINT)
+            assert json.loads(second.communicate(timeout=60)[0])["frames"] > 0
+            in_front(1)
+            third.send_signal(signal.SIGKILL)
+            third.wait(timeout=60)
+        in_front(0)
+        assert [programs(fabric, *end) for end in ends] == before
+
+
+@pytest.mark.fabric(hosts=2)
+def test_standard_output_has_the_frames_alone(fabric):
+    """What is said goes to standard error, also where standard output is named as a file."""
+    count = ["--count", str(2 * PINGS)]
+    for place in ("-", "/dev/stdout"):
+        command = [*PROGRAM, "capture", "h1", "--run", fabric.run_id, "-o", place, *count]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stderr.readline() == b"capturing h1\n"
+            ping(fabric)
+            data, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, f"{2 * PINGS} frames of h1 in {place}\n".encode())
+        with PcapNgReader(io.BytesIO(data)) as reader:
+            assert len(list(reader)) == 2 * PINGS
+    done = run_testbed("capture", "h1", "--run", fabric.run_id, "-o", "-", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--json: must be left out with --out -" in done.stderr
+    assert not Path("-").exists()
 
 
 @pytest.mark.fabric(hosts=2)

@@ -57,6 +57,17 @@ def act_alone(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(verb(action) + "cli.main()", "act", *arguments)
 
 
+def test_a_dash_is_standard_output_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call_testbed("dissector", "-o", "-").stdout == call_testbed("dissector").stdout
+    done = call_testbed("list", "-o", "-")
+    assert done.returncode == 2
+    assert "'-' is not standard output here: must be the name of a file" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     broad(
@@ -242,6 +253,20 @@ def test_a_library_that_cannot_be_opened_for_too_many_files_is_one_line(kind: ty
     assert found
     assert found.startswith("too many open files: ulimit -n allows ")
     assert limit_reached(kind("libx.so.1: cannot open shared object file: no such file")) is None
+
+
+def test_an_error_of_the_users_code_is_one_line_and_its_own_frames(tmp_path: Path) -> None:
+    """Wherever that is called; a bug of the testbed has a traceback."""
+    (tmp_path / "mine.py").write_text("import json\ndef read(text):\n    return json.loads(text)\n")
+    call = f"import sys; sys.path.append({str(tmp_path)!r}); import mine; mine.read('{{')"
+    done = act_alone(call)
+    head, *frames = done.stderr.splitlines()
+    assert head.startswith("error: JSONDecodeError: Expecting property name")
+    place = f'  File "{tmp_path / "mine.py"}", line 3, in read'
+    assert frames[:2] == [place, "    return json.loads(text)"]
+    assert not [line for line in frames[1:] if line.startswith("  File ")]
+    assert "Traceback (most recent call last)" in act_alone(call, "-v").stderr
+    assert "Traceback (most recent call last)" in act_alone("[][1]").stderr
 
 
 def test_a_limit_has_a_traceback_when_asked() -> None:

@@ -211,7 +211,7 @@ def test_a_run_must_be_named_if_several_are_up(run_id: str) -> None:
     try:
         answer = call("exec", "h1", "true")
         assert answer.returncode == 1
-        assert answer.stderr.startswith("error: several runs are up; name one of ")
+        assert answer.stderr.startswith("error: several runs are up: name one, as the argument")
         assert run_id in answer.stderr
     finally:
         answer = call("down", other["run_id"], "--json")

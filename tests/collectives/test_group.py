@@ -71,7 +71,8 @@ def test_unknown_backend():
         open_backend("nccl", None, make_groups(HOSTS[:1])[0])
     assert (
         str(caught.value)
-        == "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi"
+        == "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi, or"
+        " module:Class"
     )
     with pytest.raises(SpecError, match="no backend given"):
         check_names([])

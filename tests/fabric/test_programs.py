@@ -11,13 +11,14 @@ import pytest
 
 from testbed.core.errors import KernelError, SpecError
 from testbed.datapath import set_datapath
-from testbed.datapath.programs import compile_program
+from testbed.datapath.programs import check_frames, compile_program
 from testbed.fabric import Fabric
 from testbed.fabric.state import new_run_id
 from testbed.kernel.compile import compile_file
 from testbed.testing.faults import FaultsInForce
 from testbed.testing.group import Group
 from testbed.worker import WorkerContext, Workers
+from tests.support.capturing import capturing
 from tests.support.command import run_testbed
 from tests.support.tiers import broad
 
@@ -113,7 +114,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_cache_knows_the_files_that_are_included(folder: Path) -> None:
     first = compile_file(folder / "count.bpf.c")
     assert first == compile_file(folder / "count.bpf.c")
-    assert first != compile_file(folder / "count.bpf.c", "count")
     try:
         (folder / "unit.h").write_text("#define UNIT 2\n")
         assert compile_file(folder / "count.bpf.c") != first
@@ -143,6 +143,49 @@ def test_the_compilers_message_is_the_error(tmp_path: Path) -> None:
     (tmp_path / "bad.bpf.c").write_text("int x = y;\n")
     with pytest.raises(KernelError, match="undeclared identifier 'y'"):
         compile_program(tmp_path / "bad.bpf.c")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\0\1\2", "mine.bpf.c: is neither C source nor a compiled object (ELF)"),
+        (Path("/bin/true").read_bytes(), "is not a valid eBPF object file"),
+        (
+            b'struct map { int type; } packets __attribute__((section("maps"), used)) = {2};\n'
+            b'__attribute__((section("xdp"), used)) int f(void *context) { return packets.type; }',
+            "legacy map definitions in 'maps' section are not supported by libbpf",
+        ),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_with_the_reason(
+    tmp_path: Path, data: bytes, text: str
+) -> None:
+    (tmp_path / "mine.bpf.c").write_bytes(data)
+    with pytest.raises(KernelError) as caught:
+        compile_program(tmp_path / "mine.bpf.c")
+    assert text in str(caught.value)
+
+
+def test_programs_of_a_devmap_or_cpumap_are_none_of_a_device(tmp_path: Path) -> None:
+    """An object is taken as it is."""
+    text = "".join(
+        f'__attribute__((section("{section}"), used)) int {name}(void *c) {{ return 2; }}\n'
+        for name, section in [("a", "xdp/devmap"), ("b", "xdp.frags/cpumap"), ("c", "xdp")]
+    )
+    (tmp_path / "mine.bpf.c").write_text(text)
+    made = tmp_path / "mine.o"
+    made.write_bytes(compile_program(tmp_path / "mine.bpf.c").path.read_bytes())
+    assert compile_program(made).function == "c"
+
+
+def test_frames_in_pieces_are_for_programs_that_take_them(folder: Path, tmp_path: Path) -> None:
+    plain = compile_program(folder / "echo.bpf.c")
+    check_frames(plain, 3506)
+    check_frames(compile_program(folder / "echo.bpf.c", "xdp-generic"), 9000)
+    with pytest.raises(SpecError, match=r"section 'xdp': with an MTU of 9000, .* 'xdp\.frags' "):
+        check_frames(plain, 9000)
+    (tmp_path / "frags.bpf.c").write_text(ECHO.replace('"xdp"', '"xdp.frags"'))
+    check_frames(compile_program(tmp_path / "frags.bpf.c"), 9000)
 
 
 def test_a_section_that_libbpf_does_not_know(tmp_path: Path) -> None:
@@ -237,6 +280,85 @@ def test_collectives_go_on_behind_it(fabric: Fabric, folder: Path) -> None:
         assert last.read("seen") == 0
 
 
+LENGTH = """
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+__u64 longest;
+SEC("xdp") int measure(struct xdp_md *ctx)
+{
+	__u64 length = ctx->data_end - ctx->data;
+	if (length > longest)
+		longest = length;
+	return XDP_PASS;
+}
+char LICENSE[] SEC("license") = "GPL";
+"""
+PINNED = """
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ENTRIES);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} counts SEC(".maps");
+SEC("xdp") int count(struct xdp_md *ctx)
+{
+	__u64 *count = bpf_map_lookup_elem(&counts, &(__u32){0});
+	if (count)
+		__sync_fetch_and_add(count, 1);
+	return XDP_PASS;
+}
+char LICENSE[] SEC("license") = "GPL";
+"""
+
+
+@pytest.mark.net
+@pytest.mark.fabric(hosts=2, switch="bridge")
+def test_pins_go_with_the_last_program_that_has_them(
+    fabric: Fabric, workers: Workers, tmp_path: Path
+) -> None:
+    host, exists = fabric.hosts["h2"], ["test", "-e", "/sys/fs/bpf/counts"]
+    small, large = tmp_path / "small.bpf.c", tmp_path / "large.bpf.c"
+    small.write_text(PINNED.replace("ENTRIES", "1"))
+    large.write_text(PINNED.replace("ENTRIES", "9"))
+    first, second = host.attach(small), host.attach(small)
+    assert fabric.run("h1", ["ping", "-c", "1", "-W", "5", "h2"]).returncode == 0
+    assert first.read("counts") == second.read("counts") == {0: 2}
+    with pytest.raises(KernelError, match="couldn't reuse pinned map at '/sys/fs/bpf/counts'"):
+        host.attach(large)
+    first.close()
+    assert fabric.run("h2", exists).returncode == 0
+    second.close()
+    assert fabric.run("h2", exists).returncode == 1
+    with host.attach(large) as corrected:
+        assert len(corrected.read("counts")) == 9
+    object_, pin = str(compile_file(large)), "/sys/fs/bpf/mine"
+    load = ["bpftool", "prog", "load", object_, pin]
+    assert fabric.run("h2", load).returncode == 0  # which pins the map, too
+    host.attach(large).close()
+    assert fabric.run("h2", exists).returncode == 0
+
+
+@pytest.mark.net
+@pytest.mark.fabric(hosts=2, switch="bridge", mtu=9000)
+def test_in_the_stack_a_program_sees_whole_frames_also_behind_a_capture(
+    fabric: Fabric, workers: Workers, tmp_path: Path
+) -> None:
+    (tmp_path / "length.bpf.c").write_text(LENGTH)
+    host, ping = fabric.hosts["h2"], ["ping", "-c", "1", "-W", "5", "-s", "8000", "h2"]
+    with pytest.raises(SpecError, match="with an MTU of 9000"):
+        host.attach(tmp_path / "length.bpf.c")
+    with host.attach(tmp_path / "length.bpf.c", hook="xdp-generic") as whole:
+        assert fabric.run("h1", ping).returncode == 0
+        assert whole.read("longest") == 14 + 20 + 8 + 8000
+        with capturing(fabric, tmp_path / "x.pcapng", "h2", "--count", "2") as process:
+            assert fabric.run("h1", ping).returncode == 0
+            assert json.loads(process.communicate(timeout=60)[0])["frames"] == 2
+        assert fabric.run("h1", ping).returncode == 0
+
+
 @pytest.mark.net
 @pytest.mark.fabric(hosts=1, switch="bridge")
 def test_other_tools_pin_in_a_bpffs_of_the_hosts_own(fabric: Fabric, folder: Path) -> None:
@@ -280,5 +402,8 @@ def test_on_a_fabric_that_is_up(folder: Path, kept: str) -> None:
     ):
         done = run_testbed(*arguments, "--run", kept)
         assert (done.returncode, done.stderr) == (2, f"error: {text}\n")
+    made = str(compile_file(folder / "echo.bpf.c"))  # an object
+    done = run_testbed("attach", "h1", made, "--run", kept)
+    assert done.stdout.startswith("h1: echo is program 2 on eth0 (xdp, first)\n"), done.stderr
     done = run_testbed("detach", "h2", "--run", kept)
     assert done.stdout == "h2: count (program 1) is detached\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.core.errors import FaultError
+from testbed.core.errors import FaultError, StorageError
 from testbed.faults.fate import judge
 from testbed.faults.identity import KINDS, Packet
 from testbed.faults.log import RECORD, Drain, read_log
@@ -60,7 +60,7 @@ def test_a_full_disk_is_reported():
     with Drain(programs.maps["records"], Path("/dev/full")) as drain:
         programs.run("impair_tc", ring())
         with pytest.raises(
-            FaultError,
+            StorageError,
             match=re.escape(
                 "the log of faults cannot be written: /dev/full: No space left on device"
             ),

@@ -10,6 +10,7 @@ import pytest
 from testbed.core.errors import SpecError
 from testbed.gnn.debian import DebianSpec, package_lists, parse_packages
 from testbed.gnn.graph import GraphData
+from tests.support.damage import little_memory
 
 SPEC = DebianSpec(name="debian", feature_dim=1024)  # large enough that no two words here collide
 PACKAGES = Path(__file__).parent / "data" / "Packages"
@@ -110,3 +111,21 @@ def test_lists_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "host_Packages")
     with pytest.raises(SpecError, match="host_Packages: is a FIFO: must be a regular file"):
         DebianSpec(name="debian", lists=str(tmp_path)).prepare()
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "text"),
+    [
+        (
+            b"Package: a\nVersion: 1\n\n" * (1 << 17),
+            "expand to more than 1 MiB; set TESTBED_EXPAND",
+        ),
+        (b"Package: " + b"a" * (1 << 20), "a line has 1048576 bytes or more"),
+    ],
+)
+def test_lists_that_expand_are_refused(
+    paragraph: bytes, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTBED_EXPAND_MIB", "1" if b"\n\n" in paragraph else "100")
+    with little_memory(16 << 20), pytest.raises(SpecError, match=text):
+        parse_packages(io.BytesIO(paragraph), SPEC)

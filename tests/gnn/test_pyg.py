@@ -84,12 +84,45 @@ def test_one_of_several_splits_or_a_random_one(tmp_path: Path) -> None:
         ({"y": torch.tensor([0, 1])}, "y: must be a label from 0 for each of 4 vertices"),
         ({"val_mask": None}, "must have train_mask, val_mask and test_mask, or none of them"),
         ({"train_mask": torch.zeros(4, dtype=torch.bool)}, "train_mask: must name at least one"),
+        ({"train_mask": torch.tensor(True)}, "train_mask: must be one bool per vertex"),
+        ({"val_mask": torch.ones(4, 1, 1, dtype=torch.bool)}, "val_mask: must be one bool per"),
+        ({"test_mask": torch.ones(4)}, "test_mask: must be one bool per vertex"),
+        ({"x": torch.full((4, 3), 1e300, dtype=torch.float64)}, "x: must be finite numbers, as"),
+        ({"x": torch.ones(4, 3).long()}, "x: must be finite numbers of floating point, not int64"),
+        ({"x": torch.zeros(1, 1).expand(1 << 20, 1 << 20)}, "needs about 12"),
+        ({"x": torch.ones(4, 3).to_sparse()}, "x: must be a dense tensor; it is torch._utils _reb"),
+        ({"x": torch.ones(4, 3, device="meta")}, "x: must be a dense tensor; it is torch._utils"),
+        ({"x": torch.zeros(4, 0)}, "x: has shape (4, 0): must have 2 axes, none of them empty"),
+        ({"y": torch.tensor(1)}, "y: has shape (): must have 1 axes"),
     ],
 )
 def test_graphs_that_do_not_fit(tmp_path: Path, changed: dict[str, Any], text: str) -> None:
     with pytest.raises(SpecError) as caught:
         pyg_graph(saved(tmp_path, graph(**changed)))
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(4, 3).bfloat16(),
+        torch.ones(4, 3).half(),
+        torch.ones(4, 3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(4, 3)),
+        torch.ones(3, 4).t(),
+    ],
+)
+def test_features_of_any_floating_point(tmp_path: Path, x: torch.Tensor) -> None:
+    found = pyg_graph(saved(tmp_path, graph(x=x))).x
+    assert found.dtype == np.float32
+    assert found.tolist() == [[1.0] * 3] * 4
+
+
+@pytest.mark.parametrize("slices", [torch.tensor([0, 4]), {"x": torch.tensor([0, 4])}, 1])
+def test_slices_of_any_kind_stand_for_several_graphs(tmp_path: Path, slices: Any) -> None:
+    torch.save((graph().to_dict(), slices, dict), tmp_path / "data.pt")
+    with pytest.raises(SpecError, match=r"holds several graphs|other than tensors"):
+        pyg_graph(PygSpec(name="pyg", path=str(tmp_path / "data.pt")))
 
 
 def test_several_graphs_are_refused(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from testbed.protocol.ring.memory import (
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import (
+    AGAIN,
     EARLIER,
     ENDED,
     FRAME_BYTES,
@@ -148,7 +149,7 @@ ANSWER = {
     "round": 0,
     "attempt": 1,
     "prev": LAUNCHED,
-    "flags": 0,
+    "flags": AGAIN,
 }
 ROWS = [
     # Frames that are not the ring's, or not this group's.
@@ -244,7 +245,7 @@ ROWS = [
         "reduce-scatter of a chunk that is done",
         reduce(0, attempt=1),
         SENT | {"answered": 1, "resent": 1},
-        {"kind": Kind.RESULT, "chunk": 0, "hop": 1, "flags": 0, "attempt": 1, "prev": NOTHING},
+        {"kind": Kind.RESULT, "chunk": 0, "hop": 1, "flags": AGAIN, "attempt": 1, "prev": NOTHING},
         to=0,
         words=total_of(0),
         before=(result(0),),
@@ -903,6 +904,26 @@ def test_a_frame_goes_on_and_its_copy_nacks_what_is_lost(upstream, reorder_thres
         assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 1}, None)
         assert kernel.run("ring_link", reduce(3, round=1)).retval == XDP_TX  # not again at once
         assert kernel.counters()["resent"] == 1
+
+
+def test_a_late_frame_opens_the_reordering_window() -> None:
+    """The next frame that is overtaken is not nacked before it has been missing for so long."""
+    round_trip = 60_000_000
+    with loaded(upstream=True, reorder_threshold=1) as both:
+        kernel, _ = both
+        prepare(*both)
+        kernel.control.rto_us = round_trip
+        assert kernel.run("ring_link", result(1, prev=WANTED)).retval == XDP_REDIRECT  # at once
+        kernel.records["nacked_us"][0] -= 1000
+        assert kernel.run("ring_link", reduce(0)).retval == XDP_TX
+        assert 1000 <= kernel.control.late_us < round_trip
+        kernel.control.late_us = round_trip
+        overtakes = reduce(2, prev=item_of(3, 0, Stage.PARTIAL))
+        assert kernel.run("ring_link", overtakes).retval == XDP_TX
+        assert kernel.counters()["lost"] == 2
+        # A frame that was sent again was lost, so the window was too long.
+        assert kernel.run("ring_link", reduce(3, flags=AGAIN)).retval == XDP_TX
+        assert kernel.control.late_us == round_trip - (round_trip >> 4)
 
 
 @pytest.mark.parametrize("upstream", [False, True])

@@ -52,6 +52,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("reduced"), CHUNK, st.integers(0, 2)),
     st.tuples(st.just("lost"), CHUNK, st.sampled_from(Stage)),
     st.tuples(st.just("asked"), CHUNK, st.integers(0, 400)),
+    st.tuples(st.just("tries"), CHUNK, st.integers(0, 20)),
+    st.tuples(st.just("late"), st.integers(0, 4000), st.integers(0, 10_000)),
+    st.tuples(st.just("answered"), st.integers(0, 2), st.integers(0, 3000)),
     st.tuples(st.just("refuse"), CHUNK, st.just(0)),
     st.tuples(st.just("flushed"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("lossy"), st.integers(0, 300), st.just(0)),
@@ -138,6 +141,15 @@ class Both:
         self.memory.chunks[chunk].nacked_us = self.native.records[chunk].nacked_us = (
             self.now - ago_us
         )
+        self.tries(chunk, 1)
+
+    def tries(self, chunk: int, tries: int) -> None:
+        self.memory.chunks[chunk].tries = self.native.records[chunk].tries = tries
+
+    def late(self, late_us: int, answered_ago_us: int) -> None:
+        """The programs have seen late frames, and answers."""
+        self.memory.late_us = self.native.control.late_us = late_us
+        self.memory.answered_us = self.native.control.answered_us = self.now - answered_ago_us
 
     def refuse(self, chunk: int, _) -> None:
         self.process.refuse(chunk)
@@ -164,8 +176,15 @@ class Both:
         assert self.native.ring.stalls == self.process.stalls
 
     def probe(self, cpu: int, _=0) -> None:
-        self.process.probe(cpu)
-        self.native.probe(self.memory.seq, cpu)
+        self.process.probe(cpu, self.now)
+        self.native.probe(self.memory.seq, cpu, self.now)
+
+    def answered(self, ago: int, trip_us: int) -> None:
+        """The last probe but some has been answered after a while."""
+        attempt = self.native.ring.probes - 1 - ago & 0xFFFF
+        answer = word_of(self.now + trip_us & 0xFFFFFFFF, attempt)
+        self.process.answered(answer)
+        self.native.answered(answer)
 
     def assert_same(self) -> None:
         native, memory = self.native, self.memory
@@ -180,6 +199,9 @@ class Both:
         )
         tensors = [astuple(tensor) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors
+        assert control.rto_us == memory.rto_us
+        for record, chunk in zip(native.records, memory.chunks, strict=False):
+            assert record.lost.tolist() == chunk.lost
         assert [entry.state for entry in native.early_frames] == [
             FREE if p is None else WAITING for p in memory.early_frames
         ]
@@ -298,6 +320,16 @@ def test_without_recent_losses_blind_nacks_are_sent_later(both) -> None:
     assert [kind for kind, _ in asked(both)] == [WrKind.NACK]
 
 
+def test_without_losses_each_blind_nack_takes_twice_the_silence_of_the_last(both) -> None:
+    """A rank whose process waits for a CPU is late, and the others need not ask all the time."""
+    both.flushed(1, 0)
+    found = []
+    for stall in range(9 * PATIENCE):
+        both.stall(True)
+        found += [stall for kind, _ in asked(both) if kind is WrKind.NACK]
+    assert found == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE, 8 * PATIENCE]
+
+
 def test_blind_nacks_are_few(both) -> None:
     for chunk in range(4):
         both.result(chunk, ResultState.DONE)
@@ -315,8 +347,8 @@ def test_each_stall_continues_after_the_last_nack(both) -> None:
     """A chunk that no rank can send yet does not block the others, however few may be nacked at
     once.
     """
-    for _ in range(PATIENCE):
-        both.stall(True)
+    both.lossy(0, 0)
+    both.stall(True)
     both.lost(0, Stage.RESULT)
     both.flushed(1, 0)
     missing = (0, 1, 2, 3, 5)

@@ -49,8 +49,8 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
 
     network.emit = lossy
     observer = network.members[2].rank
-    network.members[1].process.probe(0)
-    network.members[0].process.probe(0)  # probes rank 2, its predecessor
+    network.members[1].process.probe(0, 0)
+    network.members[0].process.probe(0, 0)  # probes rank 2, its predecessor
     network.serve(1)
     network.serve(0)
     assert lost

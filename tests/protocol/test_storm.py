@@ -55,7 +55,7 @@ class Storm:
 @pytest.mark.parametrize("seed", broad(range(21)))
 @pytest.mark.parametrize("upstream", [True, False])
 @pytest.mark.parametrize(
-    ("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)]
+    ("ranks", "lose", "spoil"), [(3, 0.3, 0.2), (5, 0.2, 0.05), (8, 0.1, 0.03)]
 )
 @pytest.mark.parametrize("phases", [PHASES[:1], PHASES[1:]], ids=["whole", "phases"])
 def test_a_storm_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed, phases):

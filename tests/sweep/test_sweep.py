@@ -183,6 +183,7 @@ def test_a_folder_has_one_sweep(path: Path, tmp_path: Path) -> None:
         Ledger.read(out, facts_of(other, player))
     text = f"--out {out}: holds another sweep, counts of {path}: choose another folder"
     assert str(caught.value) == text
+    (out / "notes.txt").touch()
     (out / "sweep.json").unlink()
     with pytest.raises(SpecError, match=r"holds files that are no sweep's: choose another folder$"):
         Ledger.read(out, facts_of(sweep, player))

@@ -152,6 +152,14 @@ def test_a_function_needs_a_name(workers: Workers) -> None:
         workers["h1"].call(lambda context: None)
 
 
+def test_patience_ends_with_a_worker_that_does_not_get_on(workers: Workers, tmp_path: Path) -> None:
+    path = tmp_path / "go"
+    gone = r"workers h1 have neither answered nor got on for 0\.05 s"
+    with pytest.raises(WorkerTimeout, match=gone):
+        workers.call_all(calls.wait_for, {"h1": {"path": path}}, patience=0.05)
+    path.touch()
+
+
 def test_an_answer_that_is_late_is_dropped(workers: Workers, tmp_path: Path) -> None:
     path = tmp_path / "go"
     with pytest.raises(WorkerTimeout, match=r"workers h1 did not answer within 0\.05 s"):

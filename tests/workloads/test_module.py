@@ -1,6 +1,7 @@
 """Data-parallel training of any torch module."""
 
 import importlib
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from testbed.comm.backend import Backend
 from testbed.core.errors import SpecError
+from testbed.core.users_code import UsersError
 from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.weights import give
 from testbed.results import load_run
@@ -160,6 +162,15 @@ def test_training_is_that_of_torchs_own_ddp(task: str, tmp_path: Path) -> None:
     [
         ({"task": "tests.support.workloads.tasks:AllFrozen"}, "has no parameter to train"),
         ({"task": "tests.support.workloads.tasks:Doubles"}, "must be torch.float32; it has torch"),
+        (
+            {"task": "tests.support.workloads.tasks:Stream"},
+            "dataset('train'): must have a length, and samples by number (__len__, __getitem__),"
+            " which Samples has not",
+        ),
+        (
+            {"task": "tests.support.workloads.tasks:Lazy"},
+            "it finds out those of 1.weight, 1.bias with its first batch: give it one in model()",
+        ),
         ({"arguments": {"depth": 3}}, "module.arguments: task blobs: "),
         ({"arguments": {"samples": 1}}, "fabric.hosts = 2: must be at most the size of the"),
     ],
@@ -171,6 +182,34 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(SpecError) as caught:
         session.prepare(lambda said: None)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "place"),
+    [
+        ("Alone", "loss: ValueError: Expected more than 1 value per channel when training", "loss"),
+        ("Unread", "batch of dataset('train'): KeyError: 'no such'", "__getitem__"),
+        ("ManyLosses", "gradient of the loss: RuntimeError: grad can be implicitly created", None),
+        ("Broken", "model: RuntimeError: no module today", "model"),
+    ],
+)
+def test_an_error_of_a_task_is_one_line_and_its_own_frames(
+    task: str, text: str, place: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = ModuleTable(task=f"{TASKS}:{task}")
+    batch = MinibatchSpec(batch_size=1 if task == "Alone" else 8)
+    with pytest.raises(UsersError) as caught:
+        ModuleTrainer(table, batch, 0, 1, SEED).warm_up()
+    first, *more = str(caught.value).splitlines()
+    frames = [line for line in more if line.startswith("  File ")]
+    assert first.startswith(f"task {TASKS}:{task}: {text}")
+    assert first.endswith(" (-v shows the traceback)")
+    assert [line.rpartition(" in ")[2] for line in frames] == ([place] if place else [])
+    assert all("/tests/support/workloads/tasks.py" in line for line in frames)
+    with caplog.at_level(logging.INFO, "testbed"), pytest.raises(UsersError) as caught:
+        ModuleTrainer(table, batch, 0, 1, SEED).warm_up()
+    assert "Traceback (most recent call last)" in caplog.text
+    assert "-v shows" not in str(caught.value)
 
 
 def test_a_class_that_is_no_task() -> None:

@@ -24,7 +24,7 @@ from testbed.protocol.ring.liveness import (
     unacknowledged,
     unverified,
 )
-from testbed.protocol.ring.memory import WrKind
+from testbed.protocol.ring.memory import UNTIMED, WrKind
 from testbed.protocol.status import Operation
 
 __all__ = ["Recovery"]
@@ -229,7 +229,7 @@ class Recovery:
         for rank in ranks:
             # Each has its own attempt, because a fault rule may match on header fields.
             self._probes += 1
-            self.port.process.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
+            self.port.process.post(WrKind.PROBE, 0, rank, UNTIMED | self._probes % UNTIMED)
         self.port.process.flush()
 
     def _mismatched(self) -> int:

@@ -3,11 +3,14 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError, StorageError
+from testbed.core.files import sync
+from testbed.core.npy import map_array
 from testbed.core.registry import Registry
 from testbed.gnn.partition.partitioner import Owners, Partitioner
 
@@ -69,16 +72,22 @@ def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
     path = graph / f"owners-{name}-{parts}-seed{seed}-v{FORMAT}.npy"
     try:
         if path.exists():
-            kept: Owners = np.load(path)
-            return kept
-        owners = make_owners(
-            name, np.load(graph / "indptr.npy"), np.load(graph / "indices.npy"), parts, seed
-        )
+            return _kept(path)
+        indptr, indices = (_kept(graph / f"{each}.npy") for each in ("indptr", "indices"))
+        owners = make_owners(name, indptr, indices, parts, seed)
         with tempfile.TemporaryDirectory(dir=graph, prefix=f".{path.stem}-") as folder:
             np.save(made := Path(folder) / path.name, owners)
+            sync(made)
             os.replace(made, path)
     except (OSError, EOFError, ValueError) as error:
         raise StorageError(
             f"owners {path}: cannot be read or written: {error}; remove the file to make it again"
         ) from error
     return owners
+
+
+def _kept(path: Path) -> NDArray[Any]:
+    try:
+        return np.array(map_array(path, path.name))
+    except SpecError as error:
+        raise ValueError(str(error)) from error

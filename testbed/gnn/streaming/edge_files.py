@@ -8,27 +8,45 @@ NPZ file has ``src`` and ``dst``, or ``edge_index`` of shape (2, m), or a CSR's 
 """
 
 import io
-import os
+import lzma
+import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
+from testbed.core.files import most_expanded
+from testbed.core.npy import map_at, read_header
 from testbed.core.numbers import cut
-from testbed.gnn.streaming.edges import SAMPLE, Batch, Edges, Pair, narrow, rows_of
+from testbed.core.parquet import Parquet, why
+from testbed.gnn.streaming.edges import MOST_VERTICES, SAMPLE, Batch, Edges, Pair, narrow, rows_of
 
 __all__ = ["CsvEdges", "NpzEdges", "ParquetEdges"]
 
 NAMES: Final = (("src", "dst"), ("source", "target"), ("src_id", "dst_id"))
 _LOCAL = 30  # bytes of a local file header (APPNOTE.TXT 4.3.7)
+_FAILURES: Final = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    RuntimeError,  # an encrypted member; NotImplementedError: another way to compress
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What zipfile raises for a damaged file."""
+
 PLACES = 64
 """Places in a file that a sample is taken from."""
 
@@ -51,12 +69,18 @@ class ParquetEdges(Edges):
 
     def __init__(self, path: Path) -> None:
         self.name, self._path = str(path), path
-        try:
-            self._file = pq.ParquetFile(path, buffer_size=1 << 20)
-        except (OSError, pa.ArrowException) as error:
-            raise SpecError(f"{path}: is no Parquet file, or is torn: {_why(error)}") from error
-        self._ends = ends_of(path, self._file.schema_arrow.names)
-        self.num_edges, self.nbytes = self._file.metadata.num_rows, path.stat().st_size
+        self._found = Parquet(path, f"{path}: is no Parquet file, or is torn", buffer_size=1 << 20)
+        self._found.check_pages()
+        self._file, schema = self._found.file, self._found.schema
+        self._ends = ends_of(path, schema.names)
+        for name in self._ends:
+            kinds = [each.type for each in schema if each.name == name]
+            if len(kinds) > 1 or not pa.types.is_integer(kinds[0]):
+                raise SpecError(
+                    f"{path}: column {name}: has {cut(' and '.join(map(str, kinds)))}: must be"
+                    " whole numbers"
+                )
+        self.num_edges, self.nbytes = self._found.rows, path.stat().st_size
 
     def batches(self, size: int) -> Iterator[Batch]:
         """See `Edges.batches`."""
@@ -64,24 +88,24 @@ class ParquetEdges(Edges):
             for batch in self._file.iter_batches(size, columns=self._ends):
                 yield lambda batch=batch: self._pair(batch)  # type: ignore[misc]
         except (OSError, pa.ArrowException) as error:
-            raise SpecError(f"{self._path}: cannot be read: {_why(error)}") from error
+            raise SpecError(f"{self._path}: cannot be read: {why(error)}") from error
 
     def sample(self) -> Pair:
         """The first edges of row groups. Where they are ordered by an end, this is spread evenly
         between the smallest and the largest of the row group instead.
         """
-        count = self._file.metadata.num_row_groups
+        count = len(self._found.groups)
         chosen = range(0, count, -(-count // PLACES)) if count else range(0)
         found: list[Pair] = []
         for number in chosen:
-            rows = SAMPLE * self._file.metadata.row_group(number).num_rows // (self.num_edges or 1)
+            rows = SAMPLE * self._found.groups[number].rows // (self.num_edges or 1)
             want = max(16, rows * count // len(chosen))
             try:
                 batch = next(
                     self._file.iter_batches(want, row_groups=[number], columns=self._ends), None
                 )
             except (OSError, pa.ArrowException) as error:
-                raise SpecError(f"{self._path}: cannot be read: {_why(error)}") from error
+                raise SpecError(f"{self._path}: cannot be read: {why(error)}") from error
             if batch is not None:
                 src, dst = self._pair(batch)
                 found.append((self._spread(src, number, 0), self._spread(dst, number, 1)))
@@ -90,12 +114,10 @@ class ParquetEdges(Edges):
     def _spread(self, ends: NDArray[np.uint32], number: int, which: int) -> NDArray[np.uint32]:
         if len(ends) < 2 or not bool((ends[1:] >= ends[:-1]).all()):
             return ends
-        group = self._file.metadata.row_group(number)
-        for index in range(group.num_columns):
-            column = group.column(index)
-            if column.path_in_schema == self._ends[which] and column.statistics is not None:
-                least, most = column.statistics.min, column.statistics.max
-                if isinstance(least, int) and isinstance(most, int) and least >= 0:
+        for column in self._found.groups[number].columns:
+            if column.name == self._ends[which] and column.least and column.most:
+                least, most = (int.from_bytes(end, "little") for end in (column.least, column.most))
+                if least <= most <= MOST_VERTICES:
                     return np.linspace(least, most, len(ends)).astype(np.uint32)
         return ends
 
@@ -149,7 +171,7 @@ class CsvEdges(Edges):
                 for batch in reader:
                     yield lambda batch=batch: self._pair(batch)  # type: ignore[misc]
         except (OSError, pa.ArrowException) as error:
-            raise SpecError(f"{self._path}: cannot be read: {_why(error)}") from error
+            raise SpecError(f"{self._path}: cannot be read: {why(error)}") from error
 
     def sample(self) -> Pair:
         """Lines of some kilobytes at regular distances."""
@@ -167,7 +189,7 @@ class CsvEdges(Edges):
                 try:
                     table = pacsv.read_csv(io.BytesIO(text), **self._options(0, 1 << 20))
                 except (OSError, pa.ArrowException) as error:
-                    raise SpecError(f"{self._path}: cannot be read: {_why(error)}") from error
+                    raise SpecError(f"{self._path}: cannot be read: {why(error)}") from error
                 found += [self._pair(batch) for batch in table.to_batches()]
         return _joined(found)
 
@@ -184,8 +206,11 @@ class NpzEdges(Edges):
         try:
             with zipfile.ZipFile(path) as archive:
                 held = {name.removesuffix(".npy") for name in archive.namelist()}
-        except (OSError, zipfile.BadZipFile) as error:
-            raise SpecError(f"{path}: is no NPZ file, or is torn: {_why(error)}") from error
+        except _FAILURES as error:
+            raise SpecError(f"{path}: is no NPZ file, or is torn: {why(error)}") from error
+        for name, axes in (("x", 2), ("y", 1)):
+            if name in held and len(shape := self._shape(name)) != axes:
+                raise SpecError(f"{path}: {name}: has shape {shape}: must have {axes} axes")
         self._csr = {"indptr", "indices"} <= held
         if self._csr:
             indptr = self._whole("indptr")
@@ -266,7 +291,7 @@ class NpzEdges(Edges):
     def _whole(self, name: str) -> NDArray[Any]:
         array = _Array(self._path, name)
         try:
-            return array.take(int(np.prod(array.shape))).reshape(array.shape)
+            return array.whole()
         finally:
             array.close()
 
@@ -280,15 +305,13 @@ def _mapped(path: Path, name: str) -> NDArray[Any] | None:
     """Map an array of an NPZ file into memory; None if it is compressed."""
     array = _Array(path, name)
     array.close()
-    with zipfile.ZipFile(path) as archive:
-        entry = archive.getinfo(f"{name}.npy")
-    if entry.compress_type != zipfile.ZIP_STORED or not np.prod(array.shape):
+    entry = array.entry
+    if entry.compress_type != zipfile.ZIP_STORED:
         return None
     with path.open("rb") as file:
         file.seek(entry.header_offset + _LOCAL - 4)  # of the local header: lengths of what follows
         begin = entry.header_offset + _LOCAL + sum(np.frombuffer(file.read(4), "<u2").tolist())
-    begin += array.header
-    return np.memmap(path, array.dtype, "r", begin, array.shape)
+    return map_at(path, array.header, begin + array.header.length, f"{path}: {name}")
 
 
 class _Array:
@@ -300,18 +323,31 @@ class _Array:
     def __init__(self, path: Path, name: str, skip: int = 0) -> None:
         self._place = f"{path}: {name}"
         try:
-            self._archive = zipfile.ZipFile(path)
-            self._file = self._archive.open(f"{name}.npy")
-            version = npy.read_magic(self._file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            self.shape, fortran, self.dtype = read(self._file)
-            self.header = self._file.tell()
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise SpecError(f"{self._place}: cannot be read: {_why(error)}") from error
-        if self.dtype.hasobject or (fortran and len(self.shape) > 1):
-            raise SpecError(f"{self._place}: must be an array of numbers in C's order")
-        if skip:
-            self._file.seek(skip * self.dtype.itemsize, os.SEEK_CUR)
+            with ExitStack() as undo:
+                archive = undo.enter_context(zipfile.ZipFile(path))
+                self.entry = archive.getinfo(f"{name}.npy")
+                self._file = undo.enter_context(archive.open(self.entry))
+                self.header = read_header(self._file, self._place)
+                self.shape, self.dtype = self.header.shape, self.header.dtype
+                if self.header.fortran and len(self.shape) > 1:
+                    raise SpecError(f"{self._place}: must be an array in C's order")
+                self._file.seek(self.header.length + skip * self.dtype.itemsize)
+                self._open = undo.pop_all()
+        except _FAILURES as error:
+            raise SpecError(f"{self._place}: cannot be read: {why(error)}") from error
+
+    def whole(self) -> NDArray[Any]:
+        """Return all elements.
+
+        :raises SpecError: The file is torn, or the array is compressed and too large.
+        """
+        size, most = self.header.nbytes, most_expanded()
+        if self.entry.compress_type != zipfile.ZIP_STORED and size > most:
+            raise SpecError(
+                f"{self._place}: expands to {size >> 20} MiB: must be at most {most >> 20} MiB, or"
+                " uncompressed; set TESTBED_EXPAND_MIB to allow more"
+            )
+        return self.take(math.prod(self.shape)).reshape(self.shape)
 
     def take(self, count: int) -> NDArray[Any]:
         """Return the next elements.
@@ -320,17 +356,16 @@ class _Array:
         """
         wanted = count * self.dtype.itemsize
         try:
-            data = self._file.read(wanted)
-        except (OSError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
-            raise SpecError(f"{self._place}: cannot be read: {_why(error)}") from error
+            data = self._file.read(min(wanted, self.entry.file_size))
+        except _FAILURES as error:
+            raise SpecError(f"{self._place}: cannot be read: {why(error)}") from error
         if len(data) < wanted:
             raise SpecError(f"{self._place}: is torn: {len(data)} of {wanted} bytes are there")
         return np.frombuffer(data, self.dtype)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-        self._archive.close()
+        self._open.close()
 
 
 def _numbers(path: Path, batch: Any, name: str) -> NDArray[np.uint32]:
@@ -344,7 +379,3 @@ def _joined(pairs: list[Pair]) -> Pair:
     if not pairs:
         return np.zeros(0, np.uint32), np.zeros(0, np.uint32)
     return np.concatenate([src for src, _ in pairs]), np.concatenate([dst for _, dst in pairs])
-
-
-def _why(error: Exception) -> str:
-    return cut(" ".join(str(error).split()) or type(error).__name__)

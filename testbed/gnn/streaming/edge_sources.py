@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
 from testbed.core.files import check_regular
+from testbed.core.npy import map_array
 from testbed.core.numbers import read_whole, shown
 from testbed.gnn.datasets import DATASETS
 from testbed.gnn.graph import GraphData
@@ -69,11 +69,7 @@ def _open(graph: str, seed: int) -> Edges:
 
 
 def _features(path: Path) -> NDArray[Any]:
-    check_regular(path)
-    try:
-        found: NDArray[Any] = np.load(path, mmap_mode="r")
-    except (OSError, EOFError, ValueError) as error:
-        raise SpecError(f"--features: {path}: is no .npy file, or is torn: {error}") from error
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f":
+    found = map_array(path, f"--features: {path}")
+    if found.ndim != 2 or found.dtype.kind != "f":
         raise SpecError(f"--features: {path}: must be a matrix of floats, a row per vertex")
     return found

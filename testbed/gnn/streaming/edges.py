@@ -12,7 +12,16 @@ from testbed.gnn.graph import GraphData
 from testbed.gnn.streaming.edge_policy import Vertices
 from testbed.gnn.streaming.loops import draw_rmat
 
-__all__ = ["MOST_VERTICES", "SAMPLE", "Adjacency", "Batch", "Edges", "Rmat", "narrow"]
+__all__ = [
+    "MOST_VERTICES",
+    "SAMPLE",
+    "Adjacency",
+    "Batch",
+    "Edges",
+    "Rmat",
+    "check_vertices",
+    "narrow",
+]
 
 Pair = tuple[Vertices, Vertices]
 """Sources and targets of edges, shape (k,) each."""
@@ -68,6 +77,9 @@ class Adjacency(Edges):
     """The adjacency of a data set in the testbed's cache, mapped into memory."""
 
     def __init__(self, name: str, graph: GraphData) -> None:
+        rows = graph.indptr
+        if not len(rows) or rows[0] or (np.diff(rows) < 0).any() or rows[-1] != graph.num_edges:
+            raise SpecError(f"{name}: indptr: must ascend from 0 to the number of edges")
         self.name, self._graph = name, graph
         self.num_vertices, self.num_edges = graph.num_vertices, graph.num_edges
         self.indptr, self.nbytes = graph.indptr, graph.indptr.nbytes + graph.indices.nbytes
@@ -131,6 +143,16 @@ class Rmat(Edges):
 
     def _draw(self, first: int, step: int, count: int) -> Pair:
         return draw_rmat(self._scale, self._seed, self.SHARES, first, step, count)
+
+
+def check_vertices(ends: Vertices, count: int, name: str) -> None:
+    """Check that numbers of vertices are less than `count`.
+
+    :param name: The graph's, for the error.
+    :raises SpecError: One is not.
+    """
+    if len(ends) and (most := int(ends.max())) >= count:
+        raise SpecError(f"{name}: vertex {most}: must be 0 to {count - 1}")
 
 
 def narrow(values: NDArray[np.generic], place: str) -> Vertices:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.gnn.streaming.edge_policy import Vertices
-from testbed.gnn.streaming.edges import Batch, Edges, Pair
+from testbed.gnn.streaming.edges import Batch, Edges, Pair, check_vertices
 from testbed.gnn.streaming.loops import group, scatter
 from testbed.gnn.streaming.memory_plan import vertex_table
 
@@ -37,12 +37,17 @@ class Block:
 
 
 def blocks_of(edges: Edges, size: int) -> Iterator[Block]:
-    """Yield a graph whose edges are ordered by source, about `size` edges at a time."""
+    """Yield a graph whose edges are ordered by source, about `size` edges at a time.
+
+    :raises SpecError: A neighbour is none of the graph's vertices.
+    """
     assert edges.indptr is not None
+    count = len(edges.indptr) - 1
     kept: list[Vertices] = []
     vertex = done = seen = 0
     for batch in edges.batches(size):
         _, dst = batch()
+        check_vertices(dst, count, edges.name)
         kept.append(dst)
         seen += len(dst)
         last = int(np.searchsorted(edges.indptr, seen, side="right")) - 1
@@ -108,10 +113,14 @@ class Spill:
         self._counts += counts
         self.num_edges += len(key)
 
-    def finish(self, num_vertices: int) -> None:
-        """All edges are there."""
+    def close(self) -> None:
+        """Write no more."""
         for file in self._open:
             file.close()
+
+    def finish(self, num_vertices: int) -> None:
+        """All edges are there."""
+        self.close()
         self.num_vertices = num_vertices
         self._bounds[-1] = num_vertices
         self._bounds = np.minimum(self._bounds, np.uint64(num_vertices))

@@ -26,8 +26,12 @@ from numpy.typing import NDArray
 
 from testbed.core.closing import Stacked
 from testbed.core.errors import SpecError, StorageError
-from testbed.core.files import read_regular
+from testbed.core.files import read_object, sync, sync_tree
+from testbed.core.npy import map_array
+from testbed.core.parquet import Parquet, why
 from testbed.gnn.streaming.edge_policy import Masters, Vertices
+from testbed.gnn.streaming.edges import check_vertices
+from testbed.host import estimates
 
 __all__ = ["FORMAT", "Part", "PartitionFolder", "PartitionWriter", "make_folder", "make_scratch"]
 
@@ -35,6 +39,7 @@ FORMAT: Final = {"format": "testbed-partition", "version": 1}
 _EDGES = pa.schema([("src", pa.uint32()), ("dst", pa.uint32())])
 _VERTICES = pa.schema([("vertex", pa.uint32()), ("master", pa.uint16())])
 _ROW_GROUP = 1 << 16  # vertices
+_ROW = 24  # bytes of a row while it is read, and of its numbers afterwards
 _BLOCK = 1 << 22  # bytes of features at a time
 _LARGEST_MANIFEST = 16 << 20
 
@@ -144,10 +149,12 @@ class PartitionWriter(Stacked):
             )
         ]
         text = json.dumps({**FORMAT, **facts, "part_files": parts}, indent=1)
-        (self.place / "manifest.json").write_text(text, encoding="utf-8")
-        os.chmod(self.place, 0o755)
         try:
+            (self.place / "manifest.json").write_text(text, encoding="utf-8")
+            os.chmod(self.place, 0o755)
+            sync_tree(self.place)
             os.rename(self.place, self._out)
+            sync(self._out.absolute().parent)
         except OSError as error:
             raise StorageError(f"--out {self._out}: cannot be written: {error.strerror}") from error
         self.place.mkdir()  # TemporaryDirectory removes it
@@ -204,11 +211,8 @@ class PartitionFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            manifest = json.loads(read_regular(path / "manifest.json", _LARGEST_MANIFEST))
-        except (ValueError, RecursionError) as error:
-            raise SpecError(f"{path}: manifest.json cannot be read: {error}") from error
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT["format"]:
+        manifest = read_object(path / "manifest.json", _LARGEST_MANIFEST)
+        if manifest.get("format") != FORMAT["format"]:
             raise SpecError(f"{path}: manifest.json is not that of a partition")
         if manifest.get("version") != FORMAT["version"]:
             raise SpecError(
@@ -219,7 +223,9 @@ class PartitionFolder:
         try:
             self.parts, self.num_vertices = int(manifest["parts"]), int(manifest["num_vertices"])
             self._files = [dict(part["files"]) for part in manifest["part_files"]]
-        except (KeyError, TypeError, ValueError) as error:
+            if self.num_vertices < 0:
+                raise ValueError(f"num_vertices = {self.num_vertices}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SpecError(f"{path}: manifest.json is broken: {error!r}") from error
         if len(self._files) != self.parts:
             raise SpecError(f"{path}: manifest.json has {len(self._files)} of {self.parts} parts")
@@ -229,7 +235,15 @@ class PartitionFolder:
 
         :raises SpecError: As in `part`.
         """
-        return _columns(self._file(number, "vertices.parquet"), _VERTICES)
+        path = self._file(number, "vertices.parquet")
+        vertices, masters = _columns(path, _VERTICES)
+        for name, found, count in (
+            ("vertex", vertices, self.num_vertices),
+            ("part", masters, self.parts),
+        ):
+            if len(found) and found.max() >= count:
+                raise SpecError(f"{path}: has {name} {found.max()}: must be less than {count}")
+        return vertices, masters
 
     def part(self, number: int) -> Part:
         """Read a part.
@@ -240,11 +254,17 @@ class PartitionFolder:
         for name in files:
             self._file(number, name)
         src, dst = _columns(folder / "edges.parquet", _EDGES)
-        vertices, masters = _columns(folder / "vertices.parquet", _VERTICES)
+        vertices, masters = self.vertices(number)
         own = masters == number
         count = int(np.count_nonzero(own))
         if not own[:count].all():
             raise SpecError(f"{folder}/vertices.parquet: masters must come before mirrors")
+        for found in (src, dst):
+            check_vertices(found, self.num_vertices, f"{folder}/edges.parquet")
+        estimates.check(
+            {"numbers of vertices": 8 * self.num_vertices},
+            f"{self.path}: num_vertices = {self.num_vertices}",
+        )
         local = np.full(self.num_vertices, -1, np.int64)
         local[vertices] = np.arange(len(vertices))
         ends = local[src], local[dst]
@@ -266,23 +286,25 @@ class PartitionFolder:
 
 
 def _columns(path: Path, schema: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise SpecError(f"{path}: is torn or foreign: {' '.join(str(error).split())}") from error
-    if not table.schema.equals(schema):
+    found = Parquet(path, f"{path}: is torn or foreign")
+    if not found.schema.equals(schema):
         raise SpecError(
-            f"{path}: has columns {table.schema.names}: must be {schema.names}, unsigned"
+            f"{path}: has columns {found.schema.names}: must be {schema.names}, unsigned"
         )
+    found.check_pages()
+    estimates.check({"rows": _ROW * found.rows}, f"{path}: {found.rows} rows")
+    try:
+        table = found.file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise SpecError(f"{path}: is torn or foreign: {why(error)}") from error
+    if any(column.null_count for column in table.columns):
+        raise SpecError(f"{path}: has empty cells: must have a number in each")
     first, second = (column.to_numpy() for column in table.columns)
     return first, second
 
 
 def _mapped(path: Path, rows: int) -> NDArray[Any]:
-    try:
-        found: NDArray[Any] = np.load(path, mmap_mode="r")
-    except (OSError, EOFError, ValueError) as error:
-        raise SpecError(f"{path}: is torn or foreign: {error}") from error
-    if len(found) != rows:
-        raise SpecError(f"{path}: has {len(found)} rows: must be {rows}")
+    found = map_array(path, f"{path}: is torn or foreign")
+    if found.shape[:1] != (rows,):
+        raise SpecError(f"{path}: has shape {found.shape}: must have {rows} rows")
     return found

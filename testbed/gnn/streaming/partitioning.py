@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ from testbed.core.errors import SpecError
 from testbed.gnn.streaming import loops
 from testbed.gnn.streaming.bounds import exact_bounds, sampled_bounds
 from testbed.gnn.streaming.edge_policy import Degrees, Policy, State
-from testbed.gnn.streaming.edges import MOST_VERTICES, Batch, Edges, Pair
+from testbed.gnn.streaming.edges import MOST_VERTICES, Batch, Edges, Pair, check_vertices
 from testbed.gnn.streaming.grouping import MOST_FILES, Block, Spill, blocks_of
 from testbed.gnn.streaming.memory_plan import (
     Plan,
@@ -214,8 +215,10 @@ class _Partitioning:
             return spill.sort(pair, most)
 
         sorted_ = self._in_order(sort, self._edges)
-        for key, other, counts in self._watched("grouping", sorted_, lambda found: len(found[0])):
-            spill.write(key, other, counts)
+        with closing(spill):
+            found = self._watched("grouping", sorted_, lambda found: len(found[0]))
+            for key, other, counts in found:
+                spill.write(key, other, counts)
         spill.finish(self._seen)
         self._stream = spill
         self._passes += 1
@@ -390,8 +393,9 @@ class _Partitioning:
         if known is None:
             with self._lock:
                 self._seen = max(self._seen, most + 1 if len(pair[0]) else 0)
-        elif len(pair[0]) and most >= known:
-            raise SpecError(f"{self._edges.name}: vertex {most}: must be 0 to {known - 1}")
+        else:
+            for ends in pair:
+                check_vertices(ends, known, self._edges.name)
         return most
 
     def _in_order(self, work: Callable[[Batch], B], stream: Stream) -> Iterator[B]:

@@ -24,6 +24,7 @@ __all__ = [
     "NACK_ENTRIES",
     "RETURNED",
     "SQ_ENTRIES",
+    "UNTIMED",
     "Chunk",
     "Config",
     "Memory",
@@ -62,6 +63,12 @@ ANYWHERE = constant("RING_ANYWHERE")
 """CPU of a probe: whichever takes the work request."""
 
 _STAGE_BIT = constant("RING_STAGE_BIT")
+_MOST_DOUBLINGS = 4
+"""Of the holdoff between two nacks, while the previous rank answers others."""
+_MOST_PATIENCE = 0x7FFFFFFF
+
+UNTIMED = constant("RING_UNTIMED")
+"""Added to the attempt of a probe that measures no round trip."""
 
 RETURNED = constant("RING_RETURNED")
 """In `Chunk.reduced` at the root of a broadcast: the chunk's frame has come back."""
@@ -108,13 +115,12 @@ class WorkRequest(NamedTuple):
 
 
 class Nack(NamedTuple):
-    """``struct ring_nack``, without its time."""
+    """``struct ring_nack``."""
 
     seq: int
     item: int
     due_frame: int
     due_us: int
-    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,7 @@ class Chunk:
     resent_us: int = 0
     attempt: list[int] = field(default_factory=lambda: [0, 0])
     nacks: int = 0
+    tries: int = 0
 
 
 @dataclass(slots=True)
@@ -202,6 +209,7 @@ class Stream:
     prev: int = 0
     progress: int = 0
     heard: dict[int, int] = field(default_factory=dict)
+    answer: int = 0
 
 
 @dataclass(slots=True)
@@ -243,8 +251,12 @@ class Memory:
     :param ready: Lower half: chunks whose input is ready.
     :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param nack_holdoff_us: Time between the first two nacks for a frame, then doubled; owners
+    :param nack_holdoff_us: Least time between the first two nacks for a frame, then doubled; owners
         ignore nacks that come sooner.
+    :param rto_us: Retransmission timeout of RFC 6298, from answers to probes; 0: there are none.
+    :param late_us: Reordering window: how late frames have come that a later one overtook.
+    :param widened_us: When the reordering window last grew.
+    :param answered_us: When the previous rank last answered a nack or a probe.
     :param verified: Latest sequence number whose results the process has verified.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.
@@ -268,6 +280,10 @@ class Memory:
     stored: int = 0
     wake_at: int = 0
     nack_holdoff_us: int = 0
+    rto_us: int = 0
+    late_us: int = 0
+    widened_us: int = 0
+    answered_us: int = 0
     verified: int = 0
     front: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
@@ -285,6 +301,33 @@ class Memory:
         self.nacks = [Nacks() for _ in range(config.cpus)]
         self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)
+
+    @property
+    def reorder_window_us(self) -> int:
+        """Frames that arrive this much later than their successor are late, not lost. It is no
+        longer than a round trip takes (RFC 8985): after that, asking is as good as waiting.
+        """
+        return min(self.late_us, self.rto_us)
+
+    def patience_us(self, tries: int, now_us: int) -> int:
+        """How long to wait since a frame was found missing, or since it was nacked the last of
+        ``tries`` times (``ring_patience``).
+
+        The time doubles some times, and then up to a quarter of the time for which the previous
+        rank has answered nothing: round trips may have become longer than those that were measured.
+        """
+        if not tries:
+            return self.reorder_window_us
+        unanswered = now_us - self.answered_us & 0xFFFFFFFF
+        most = max(self.nack_holdoff_us << _MOST_DOUBLINGS, unanswered // 4)
+        return min(self.nack_holdoff_us << min(tries - 1, 15), most, _MOST_PATIENCE)
+
+    def waits(self, chunk: Chunk, now_us: int) -> bool:
+        """Has a frame that this rank lacks been nacked, or found missing, so recently that it is
+        not the time to nack it?
+        """
+        since = now_us - chunk.nacked_us & 0xFFFFFFFF
+        return chunk.nacked_us != 0 and since < self.patience_us(chunk.tries, now_us)
 
     def is_lossy(self, seq: int) -> bool:
         """Have there been losses lately? If not, nobody will nack a partial sum."""

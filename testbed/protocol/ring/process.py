@@ -5,10 +5,13 @@ Reference model of ``testbed/native/ring.c``.
 
 from __future__ import annotations
 
+from testbed.kernel.abi import constant
 from testbed.protocol.ring.memory import (
     ANYWHERE,
     EARLY_SLOTS,
     SQ_ENTRIES,
+    UNTIMED,
+    Chunk,
     Memory,
     ResultState,
     Stage,
@@ -29,10 +32,30 @@ PATIENCE = 10
 """Stalls in a row after which a chunk is nacked without evidence, if there have been no losses
 lately.
 """
-_HOLDOFFS = 8
-"""Holdoffs without progress after which a chunk is nacked without evidence."""
+_HOLDOFFS, _ROUND_TRIPS = 8, 2
+"""Least holdoffs, and round trips, without progress after which a chunk is nacked without evidence.
+"""
+_TRIPS = constant("RING_TRIPS")
+"""Latest round trips, of which the least counts."""
+_TIMED = constant("RING_TIMED")
+"""Probes whose times a process remembers."""
+_SHORT_TRIP_US = 500
+"""Shorter round trips of probes are mostly their way through the doorbell, which nacks do not take.
+"""
+_MOST_TRIP_US = 60_000_000
+"""A longer round trip was none: the process was stopped."""
 _BLIND = 4
 """Number of chunks that are nacked without a sign of loss, if nothing else explains the silence."""
+
+
+def _is_long(stalls: int) -> bool:
+    """Is so long a silence worth asking, although there have been no losses lately?
+
+    A rank whose process waits for a CPU is late, and more questions do not help: each comes after
+    twice the time.
+    """
+    times, rest = divmod(stalls, PATIENCE)
+    return times > 0 and rest == 0 and times & times - 1 == 0
 
 
 class Process:
@@ -47,11 +70,17 @@ class Process:
         self.window = window
         self.total = self.stalls = 0
         self._still_us = 0  # when the first of these stalls was
-        #: The last `stall` has nacked a chunk that is known to be lost.
+        #: The last `stall` has found a chunk missing that is known to be lost.
         self.in_recovery = False
         self._front = self._nacked_at = self._allowed = self._probes = self._next = (
             self._to_verify
         ) = 0
+        self._probed_us: dict[int, int] = {}
+        self._answers: dict[int, int] = {}  # to probes, by CPU, as of the last look
+        #: Round trips of probes: 8 times their mean, and 4 times their mean deviation.
+        self._mean8_us = self._deviation4_us = 0
+        self._trips_us: list[int] = []  # the latest ones
+        self._least_holdoff_us: int | None = None
 
     def begin(
         self,
@@ -236,11 +265,16 @@ class Process:
         if not self.stalls:
             self._still_us = now_us
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
-        complete = flushed and self._is_complete()
+        silence = now_us - self._still_us & 0xFFFFFFFF
+        # An answer may overtake frames as they overtake each other.
+        complete = flushed and silence >= memory.reorder_window_us and self._is_complete()
+        least_us = self._least_holdoff_us
+        least_us = memory.nack_holdoff_us if least_us is None else least_us
         # A loss that is known, here or elsewhere, explains a silence of some holdoffs.
-        patient = (now_us - self._still_us & 0xFFFFFFFF) >= _HOLDOFFS * memory.nack_holdoff_us
-        most_stalls = 1 if memory.is_lossy(seq) else PATIENCE
-        blind = _BLIND if flushed and patient and self.stalls >= most_stalls else 0
+        round_trips_us = _ROUND_TRIPS * memory.nack_holdoff_us + memory.reorder_window_us
+        patient = silence >= max(_HOLDOFFS * least_us, round_trips_us)
+        asks = self.stalls >= 1 if memory.is_lossy(seq) else _is_long(self.stalls)
+        blind = _BLIND if flushed and patient and asks else 0
         if flushed:
             self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):
@@ -262,10 +296,14 @@ class Process:
                 if (chunk if root else chunk // config.ranks) < memory.next_slot:
                     self.post(WrKind.LAUNCH, seq, chunk)
                 continue
-            if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
-                continue
+            stage = self._next_stage(chunk, record)
+            if complete:
+                record.lost[stage] = seq
             refused = seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED
-            known = complete or refused or self._is_lost(chunk)
+            known = refused or record.lost[stage] == seq
+            self.in_recovery |= known
+            if memory.waits(record, now_us):
+                continue
             if not known:
                 if not blind:
                     continue
@@ -275,31 +313,83 @@ class Process:
             ):  # no later round was seen here
                 self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
             self.post(WrKind.NACK, seq, chunk)
-            self.in_recovery |= known
             self._next = chunk + 1
             allowed -= 1
         self.stalls += 1
 
-    def probe(self, cpu: int) -> None:
+    def probe(self, cpu: int, now_us: int) -> None:
         """Ask the previous rank for the last frame that it sent on a CPU. Whatever has not arrived
         before the answer is lost.
         """
         memory, config = self.memory, self.memory.config
+        self._probed_us[self._probes % _TIMED] = now_us
         memory.flushed &= ~(1 << cpu % 64)
         self.post(
             WrKind.PROBE,
             memory.seq,
             config.before,
-            self._probes & 0xFFFF,
+            self._probes % UNTIMED,
             cpu if config.cpus > 1 else ANYWHERE,
         )
         self._probes += 1
+
+    def measures(self, now_us: int, least_us: int) -> bool:
+        """Although nothing has stalled, is it time to measure a round trip (``measures``)?
+
+        It has to be known before a frame is missing; while frames are, it is measured once per
+        round trip, because it may have changed.
+
+        :param least_us: Least time since the last probe.
+        """
+        memory = self.memory
+        since = now_us - self._probed_us.get((self._probes - 1) % _TIMED, 0) & 0xFFFFFFFF
+        again = memory.is_lossy(memory.seq) and since >= max(least_us, memory.rto_us)
+        return not self.stalls and (not self._probes or again)
+
+    def hear(self) -> None:
+        """Take the answers to probes that have come since the last call."""
+        for cpu, stream in enumerate(self.memory.streams):
+            if stream.answer != self._answers.get(cpu, 0):
+                self._answers[cpu] = stream.answer
+                self.answered(stream.answer)
+
+    def answered(self, answer: int) -> None:
+        """The previous rank has answered a probe: adapt the times to the round trip
+        (``ring_answered``).
+
+        Every probe has an attempt of its own, so it is clear which one was answered (RFC 6298). The
+        least of the latest round trips, and a quarter of it, is the time between two nacks: others
+        contain waits for a CPU, and a nack too many costs less than one that comes late.
+
+        :param answer: As `Stream.answer`.
+        """
+        attempt = answer & 0xFFFFFFFF
+        ago = (self._probes - 1 - attempt) % UNTIMED
+        trip = seq_of(answer) - self._probed_us.get(attempt % _TIMED, 0) & 0xFFFFFFFF
+        if attempt >= UNTIMED or ago >= _TIMED or not self._probes or trip > _MOST_TRIP_US:
+            return
+        memory = self.memory
+        if self._least_holdoff_us is None:
+            self._least_holdoff_us = memory.nack_holdoff_us
+        self._trips_us = [*self._trips_us, trip][-_TRIPS:]
+        least = min(self._trips_us)
+        is_short = least < _SHORT_TRIP_US
+        least = 0 if is_short else least + least // 4
+        memory.nack_holdoff_us = max(self._least_holdoff_us, least)
+        off = trip - self._mean8_us // 8
+        if self._mean8_us:
+            self._mean8_us += off
+            self._deviation4_us += abs(off) - self._deviation4_us // 4
+        else:
+            self._mean8_us, self._deviation4_us = 8 * trip, 2 * trip
+        rto = self._mean8_us // 8 + self._deviation4_us + 1
+        memory.rto_us = memory.nack_holdoff_us if is_short else rto
 
     def on_timer(self, now_us: int) -> None:
         """There has been no progress for so long that it is time to probe all CPUs."""
         self.stall(now_us)
         for cpu in range(self.memory.config.cpus):
-            self.probe(cpu)
+            self.probe(cpu, now_us)
 
     def moved(self) -> None:
         """Something has arrived since the last look."""
@@ -330,16 +420,16 @@ class Process:
         before, seq = self.memory.ranks[self.memory.config.before], self.memory.seq
         return before.verified == seq or (before.seq != 0 and is_before(seq, before.seq))
 
-    def _is_lost(self, chunk: int) -> bool:
-        """Is the next frame about a chunk known to be lost?"""
-        memory, record = self.memory, self.memory.chunks[chunk]
+    def _next_stage(self, chunk: int, record: Chunk) -> Stage:
+        """The stage of the next frame about a chunk that this rank lacks."""
+        memory = self.memory
         gathered = memory.tensors[memory.seq & 1].gathered
         begun = (
             self._is_mine(chunk)
             or seq_of(record.reduced) == memory.seq
             or (gathered != 0 and chunk >= gathered)
         )
-        return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
+        return Stage.RESULT if begun else Stage.PARTIAL
 
     def _allowance(self) -> int:
         """How many chunks may be nacked at once: half as many as the last time, until there is

@@ -16,6 +16,8 @@ LEAST_TIMEOUT_NS = 500_000
 DOUBLINGS = 5
 RECOVERY_DOUBLINGS = 1
 """While a loss is known, because a retransmission may be lost again."""
+UNDER_WAY = 16
+"""Probes of a CPU within a round trip."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Quiet:
         :returns: Nanoseconds until the next look.
         """
         process, left, still, stalled = self.process, 1 << 62, True, False
+        now_us = now_ns // 1000 & 0xFFFFFFFF
+        process.hear()
         for stream, found in zip(self._streams, process.memory.streams, strict=True):
             if found.progress != stream.progress:
                 stream.progress, stream.since, stream.probes = found.progress, now_ns, 0
@@ -60,15 +64,18 @@ class Quiet:
         if not still:
             process.moved()
         if not stalled:
+            if process.measures(now_us, LEAST_TIMEOUT_NS // 1000):
+                process.probe(0, now_us)
             return left
-        process.stall(now_ns // 1000 & 0xFFFFFFFF, still)
+        process.stall(now_us, still)
         for cpu, stream in enumerate(self._streams):
             if now_ns - stream.since >= self._timeout(stream):
-                process.probe(cpu)
+                process.probe(cpu, now_us)
                 stream.since = now_ns
                 stream.probes += 1
         return left
 
     def _timeout(self, stream: _Stream) -> int:
         most = RECOVERY_DOUBLINGS if self.process.in_recovery else DOUBLINGS
-        return LEAST_TIMEOUT_NS << min(stream.probes, most)
+        trip_ns = 1000 * self.process.memory.nack_holdoff_us
+        return max(LEAST_TIMEOUT_NS << min(stream.probes, most), trip_ns // UNDER_WAY)

@@ -121,7 +121,7 @@ class Rank(Receiver):
         process looked.
         """
         chunk = self.chunks[w.index]
-        if self._nacked_lately(w, chunk):
+        if self.waits(chunk, w.now):
             return None
         if seq_of(chunk.result) == w.seq:
             state = chunk.result & 0xFF

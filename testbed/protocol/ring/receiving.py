@@ -184,6 +184,7 @@ class Receiver(Sender):
         first = seq_of(w.result) != w.seq
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
+        self._note_arrival(w, Stage.RESULT)
         if hop + 1 < end:
             header.hop = hop + 1
             self._enlist(w, w.index, Stage.RESULT)
@@ -338,6 +339,8 @@ class Receiver(Sender):
         if header.flags & VERIFIED_ACK and header.acked == self.verified & 0xFFFF:
             self.ranks[header.sender].verified_acked = self.verified
         if header.sender == self.config.before and not is_before(header.seq, w.seq):
+            self.answered_us = w.now
+            self.streams[w.cpu].answer = word_of(w.now, header.attempt)
             self._look_back(w)
             if header.stream < 64:
                 self.flushed |= 1 << header.stream
@@ -359,6 +362,7 @@ class Receiver(Sender):
             self.chunks[w.index].lost[Stage.PARTIAL] = header.seq
             return self._drop("early_full")
         self.early_frames[slot] = w.frame.copy()
+        self._note_arrival(w, Stage.PARTIAL)
         return self._drop("early")
 
     def _reduce(self, w: Work) -> Frame | None:
@@ -388,6 +392,7 @@ class Receiver(Sender):
                 return self._drop("duplicate")
             if scattered and not last and seq_of(w.reduced) != w.seq:
                 self._count_stored(w)
+            self._note_arrival(w, Stage.PARTIAL)
             self.streams[w.cpu].progress += 1
         self._look_back(w)
         if not last:

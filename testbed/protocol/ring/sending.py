@@ -64,9 +64,10 @@ class Sender(Streams):
         if gathered:  # as if the previous rank had computed the result
             header.kind, header.hop = Kind.RESULT, 2
         if again:
-            header.attempt, header.prev = (
+            header.attempt, header.prev, header.flags = (
                 self._next_attempt(chunk, w.seq),
                 chunk.before[stage],
+                self._again(),
             )
             chunk.resent_us = w.now
             self._count("resent")
@@ -171,7 +172,7 @@ class Sender(Streams):
         if seq_of(chunk.result) != header.seq or not is_done(chunk.result):
             return self._drop("overtaken")
         chunk.resent_us = w.now
-        header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
+        header.kind, header.hop, header.flags = Kind.RESULT, hop, self._again()
         header.round = max(chunk.result >> 8 & 0xFF, round_)
         header.attempt = self._next_attempt(chunk, header.seq)
         header.prev = prev
@@ -222,7 +223,7 @@ class Sender(Streams):
         header.kind, header.hop, header.flags = (
             Kind.REDUCE,
             self._steps(w.index, self.config.rank) + 1,
-            0,
+            self._again(),
         )
         header.round, header.attempt, header.prev = (
             round_,
@@ -252,7 +253,7 @@ class Sender(Streams):
         header.attempt, header.hop = self._next_nack(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
         header.round, header.tag, header.summed = round_, tensor.tag, chunk.reduced & 0xFF
-        chunk.nacked_us = w.now
+        chunk.nacked_us, chunk.tries = w.now, min(chunk.tries + 1, 0xFFFF)
         self._count("resent")
         return self._send(w, config.before, tensor.length, 0)
 
@@ -264,8 +265,8 @@ class Sender(Streams):
         """Nacks are not counted with frames that carry data: how many there are depends on time,
         and an attempt decides a frame's fate.
         """
-        chunk.nacks = chunk.nacks + 1 & U32
-        return chunk.nacks & 0xFFFF
+        chunk.nacks = chunk.nacks + 1 & 0xFFFF
+        return chunk.nacks
 
     def _send(self, w: Work, to: int, length: int, total: int) -> Frame:
         """Address the frame. All its fields but the seal, and its payload, are in place; ``total``

@@ -27,6 +27,7 @@ from testbed.protocol.ring.memory import (
 )
 from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
 from testbed.protocol.wire import (
+    AGAIN,
     EARLIER,
     JUMBO_OFFSET,
     LINEAR_PAYLOAD,
@@ -39,7 +40,8 @@ __all__ = ["U32", "U64", "Streams", "Work"]
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
 _SKIP = 4
-_MOST_DOUBLINGS = 4
+_LEAST_LATE_US = 500
+_LATE_DECAY = 4
 
 
 @dataclass(slots=True)
@@ -168,8 +170,12 @@ class Streams(Memory):
     def _repeat(self, w: Work) -> None:
         """The chunk's partial sum was sent before: repeat its ``prev``."""
         header, chunk = w.frame.header, self.chunks[w.index]
-        header.flags, header.prev = 0, chunk.before[Stage.PARTIAL]
+        header.flags, header.prev = self._again(), chunk.before[Stage.PARTIAL]
         chunk.attempt[w.seq & 1] = header.attempt
+
+    def _again(self) -> int:
+        """The flag of a retransmission."""
+        return AGAIN
 
     def _name_latest(self, w: Work, seq: int) -> None:
         """Set ``prev`` to the stream's last frame, if that belongs to this collective or the
@@ -222,17 +228,40 @@ class Streams(Memory):
         if stage is Stage.PARTIAL and self._has_early(seq, index):
             return
         self._note_loss(w)
-        if chunk.lost[stage] == seq and self._nacked_lately(w, chunk):
+        due = w.now
+        if chunk.lost[stage] != seq or not chunk.nacked_us:
+            chunk.lost[stage], chunk.nacked_us, chunk.tries = seq, w.now, 0
+            due = due + self.reorder_window_us & U32
+            self._count("lost")
+        elif self.waits(chunk, w.now):
             return  # a second frame names it as its predecessor
-        chunk.lost[stage], chunk.nacked_us = seq, w.now
-        self._count("lost")
         if not self.config.reorder_threshold or seq != w.seq or index >= w.ready:
             return
-        self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.reorder_threshold, w.now))
+        self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.reorder_threshold, due))
 
-    def _nacked_lately(self, w: Work, chunk: Chunk) -> bool:
-        """Has a frame of the chunk been nacked, or found lost, within the holdoff?"""
-        return chunk.nacked_us != 0 and (w.now - chunk.nacked_us & U32) < self.nack_holdoff_us
+    def _note_arrival(self, w: Work, stage: Stage) -> None:
+        """A frame with data has arrived that is new: was it missing?
+
+        Then its nack has been answered, or it was late: the reordering window becomes as long as it
+        should have been. Losses shorten it again, because their nacks waited for nothing.
+        """
+        header, chunk = w.frame.header, self.chunks[w.index]
+        since, found = chunk.nacked_us, chunk.lost[stage] == header.seq
+        if not since or (not found and header.seq != w.seq):
+            return
+        tries, chunk.nacked_us, chunk.tries = chunk.tries, 0, 0
+        if header.flags & AGAIN:
+            self.answered_us = w.now
+            self.late_us -= self.late_us >> _LATE_DECAY
+        elif found and not header.round:
+            late = w.now - since & U32
+            if late < _LEAST_LATE_US:
+                return
+            if tries and self.widened_us - since & 0x80000000:
+                late += self.reorder_window_us  # it was nacked when the window was over
+            if late > self.late_us:
+                self.widened_us = w.now
+            self.late_us = min(max(self.late_us, late), self.rto_us)
 
     def _put(self, queue: NackQueue, nack: Nack) -> None:
         if len(queue.carried) + len(queue.waiting) >= NACK_ENTRIES:
@@ -289,17 +318,11 @@ class Streams(Memory):
             nack = queue.carried.popleft()
             if self._is_missing(nack):
                 chunk = self.chunks[parts_of(nack.item)[0]]
-                # Not by finding it lost, which queued this nack: then the process was first.
-                is_nacked = self._nacked_lately(w, chunk) and (
-                    nack.tries > 0 or chunk.nacked_us != nack.due_us
-                )
-                due = w.now + (self.nack_holdoff_us << nack.tries) & U32
-                self._put(
-                    nacks.again,
-                    Nack(
-                        nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)
-                    ),
-                )
+                # Then the process has nacked it lately.
+                is_nacked = chunk.tries > 0 and self.waits(chunk, w.now)
+                since, tries = (chunk.nacked_us, 0) if is_nacked else (w.now, 1)
+                due = since + self.patience_us(chunk.tries + tries, w.now) & U32
+                self._put(nacks.again, Nack(nack.seq, nack.item, nacks.frames, due))
                 if not is_nacked:
                     return nack
         return None

@@ -25,7 +25,7 @@ class ModuleSession(GradientSession[ModuleScenario]):
 
         :raises SpecError: The task refuses its arguments, or does not fit the fabric.
         """
-        from testbed.workloads.module.train import make_model, make_task
+        from testbed.workloads.module.train import PARTS, make_dataset, make_model, make_task
 
         table, hosts = self.scenario.module, self.scenario.fabric.hosts
         say(f"making task {table.task}")
@@ -37,7 +37,7 @@ class ModuleSession(GradientSession[ModuleScenario]):
             self._parameters * len(table.backends), self._parameters, hosts, workers
         )
         estimates.check(need, f"fabric.hosts = {hosts}, module.task = {table.task}")
-        samples = {part: len(task.dataset(part)) for part in ("train", "val", "test")}  # type: ignore[arg-type]
+        samples = {part: len(make_dataset(table, task, part)) for part in PARTS}  # type: ignore[arg-type]  # it has a length
         if samples["train"] < hosts:
             raise SpecError(
                 f"fabric.hosts = {hosts}: must be at most the size of the training set,"

@@ -1,15 +1,19 @@
 """Training of one rank's module: minibatches of its share of the samples."""
 
 import random
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Final, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from testbed.comm.backend import Backend
 from testbed.core.errors import SpecError
+from testbed.core.numbers import shown
+from testbed.core.users_code import users_code
 from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.result import share_of
 from testbed.gnn.sampling import shares
@@ -19,26 +23,40 @@ from testbed.host.estimates import VALIDATION_BATCH
 from testbed.workloads.module.scenario import ModuleTable
 from testbed.workloads.module.task import TASKS, Part, Task
 
-__all__ = ["ModuleTrainer", "make_model", "make_task"]
+__all__ = ["PARTS", "ModuleTrainer", "make_dataset", "make_model", "make_task"]
+
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
 def make_task(table: ModuleTable) -> Task:
     """Return the task of a scenario.
 
     :raises SpecError: It refuses its arguments.
+    :raises UsersError: It has raised another error.
     """
-    try:
-        return TASKS[table.task](**table.arguments)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"module.arguments: task {table.task}: {error}") from error
+    kind = TASKS[table.task]
+    with users_code(f"task {table.task}"):
+        try:
+            return kind(**table.arguments)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"module.arguments: task {table.task}: {error}") from error
 
 
 def make_model(table: ModuleTable, task: Task) -> torch.nn.Module:
     """Return a new module.
 
-    :raises SpecError: It has no parameters, or others than float32.
+    :raises SpecError: It is none, has no parameters to train, or others than float32.
+    :raises UsersError: The task has raised an error.
     """
-    model = task.model()
+    with users_code(f"task {table.task}: model"):
+        model = task.model()
+    if not isinstance(model, torch.nn.Module):
+        raise SpecError(f"task {table.task}: model: must be a torch.nn.Module, not {shown(model)}")
+    if lazy := [name for name, each in model.named_parameters() if is_lazy(each)]:
+        raise SpecError(
+            f"task {table.task}: its module must know the shapes of its parameters; it finds out"
+            f" those of {', '.join(lazy)} with its first batch: give it one in model()"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise SpecError(f"task {table.task}: its module has no parameter to train")
     kinds = {str(parameter.dtype) for parameter in model.parameters()}
@@ -46,6 +64,25 @@ def make_model(table: ModuleTable, task: Task) -> torch.nn.Module:
         has = ", ".join(sorted(kinds)) or "none"
         raise SpecError(f"task {table.task}: its parameters must be torch.float32; it has {has}")
     return model
+
+
+def make_dataset(table: ModuleTable, task: Task, part: Part) -> "Dataset[Any]":
+    """Return a part of a task's data.
+
+    :raises SpecError: Its samples cannot be counted or picked.
+    :raises UsersError: The task has raised an error.
+    """
+    what = f"task {table.task}: dataset({part!r})"
+    with users_code(what):
+        data = task.dataset(part)
+        countable = all(hasattr(data, each) for each in ("__len__", "__getitem__"))
+        if isinstance(data, IterableDataset) or not countable:
+            raise SpecError(
+                f"{what}: must have a length, and samples by number (__len__, __getitem__), which"
+                f" {type(data).__name__} has not"
+            )
+        len(data)  # type: ignore[arg-type]  # it has one
+    return data
 
 
 def seed_all(seed: int) -> None:
@@ -67,9 +104,9 @@ class ModuleTrainer(Minibatches):
     ) -> None:
         torch.set_num_threads(1)  # ranks share the machine's cores
         seed_all(seed)
-        self.task = make_task(table)
+        self.table, self.task = table, make_task(table)
         super().__init__(make_model(table, self.task), training, rank, world, seed)
-        self.data = {part: self.task.dataset(part) for part in ("train", "val", "test")}
+        self.data = {part: make_dataset(table, self.task, part) for part in PARTS}
 
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """See `Minibatches.batches`."""
@@ -83,7 +120,13 @@ class ModuleTrainer(Minibatches):
             batch = self._batch("train", seeds)
         with self._timed("forward"):
             seed_all(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
-            return self.task.loss(self.model.train(), batch)
+            with self._users("loss"):
+                return self.task.loss(self.model.train(), batch)
+
+    def differentiate(self, loss: torch.Tensor) -> None:
+        """See `Minibatches.differentiate`."""
+        with self._users("gradient of the loss"):
+            super().differentiate(loss)
 
     def begin(self, backend: Backend) -> None:
         """Let all ranks begin as rank 0 does, whatever the module's weights are drawn with."""
@@ -110,11 +153,17 @@ class ModuleTrainer(Minibatches):
         share = np.arange(first, len(self.data[part]), step)  # type: ignore[arg-type]
         starts = range(0, len(share), VALIDATION_BATCH)
         batches = (share[start : start + VALIDATION_BATCH] for start in starts)
-        correct = sum(
-            self.task.correct(self.model, self._batch(part, numbers)) for numbers in batches
-        )
+        correct = 0
+        for numbers in batches:
+            batch = self._batch(part, numbers)
+            with self._users("correct"):
+                correct += self.task.correct(self.model, batch)
         return correct, len(share)
 
     def _batch(self, part: Part, numbers: NDArray[np.int64]) -> Any:
         data = self.data[part]
-        return default_collate([data[int(number)] for number in numbers])
+        with self._users(f"batch of dataset({part!r})"):
+            return default_collate([data[int(number)] for number in numbers])
+
+    def _users(self, what: str) -> AbstractContextManager[None]:
+        return users_code(f"task {self.table.task}: {what}")

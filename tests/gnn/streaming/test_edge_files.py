@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "floats.parquet": (
         lambda p: (pq.write_table(pa.table({"src": SRC, "dst": DST * 0.5}), p), p)[1],
-        "column dst: has float64: must be whole numbers",
+        "column dst: has double: must be whole numbers",
     ),
     "empty.parquet": (
         lambda p: (pq.write_table(pa.table({"src": [1, None], "dst": [2, 3]}), p), p)[1],

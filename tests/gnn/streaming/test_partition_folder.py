@@ -74,11 +74,15 @@ def replace(name: str, other: str) -> Callable[[Path], None]:
     ("change", "text"),
     [
         (lambda f: (f / "manifest.json").unlink(), "manifest.json: cannot be read: No such file"),
-        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json cannot be read: "),
+        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json: cannot be read: "),
         (edit("format", "dgl"), "manifest.json is not that of a partition"),
         (edit("version", 2), "has version 2 of the format: must be 1"),
         (edit("parts", 3), "manifest.json has 2 of 3 parts"),
         (edit("part_files", 3), "manifest.json is broken: "),
+        (edit("num_vertices", -1), "manifest.json is broken: "),
+        (edit("num_vertices", float("inf")), "manifest.json is broken: "),
+        (edit("num_vertices", 3), "part-0/vertices.parquet: has vertex 3: must be less than 3"),
+        (edit("num_vertices", 1 << 50), "num_vertices = 1125899906842624: needs about "),
         (lambda f: (f / "part-0/edges.parquet").unlink(), "part-0/edges.parquet: is missing"),
         (
             lambda f: (f / "part-0/edges.parquet").write_bytes(b"PAR1"),

@@ -145,6 +145,8 @@ class KernelRank:
             "stored",
             "wake_at",
             "nack_holdoff_us",
+            "rto_us",
+            "late_us",
             "verified",
             "front",
             "flushed",
@@ -172,7 +174,7 @@ class KernelRank:
             assert found == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
-            for name in ("input_sum", "reduced", "result", "nacks"):
+            for name in ("input_sum", "reduced", "result", "nacks", "tries"):
                 assert int(record[name]) == getattr(chunk, name), (index, name)
             for name in ("before", "lost", "attempt"):
                 assert record[name].tolist() == getattr(chunk, name), (index, name)
@@ -211,10 +213,10 @@ def _assert_same_queue(queue: np.void, expected: NackQueue) -> None:
 
     def entries(first: int, end: int) -> list[tuple[int, ...]]:
         found = queue["nacks"][[index % NACK_ENTRIES for index in range(first, end)]]
-        return found[["seq", "item", "due_frame", "tries"]].tolist()
+        return found[["seq", "item", "due_frame"]].tolist()
 
     def of(nacks: Iterable[Nack]) -> list[tuple[int, ...]]:
-        return [(nack.seq, nack.item, nack.due_frame, nack.tries) for nack in nacks]
+        return [(nack.seq, nack.item, nack.due_frame) for nack in nacks]
 
     assert entries(int(queue["taken"]), int(queue["carried"])) == of(expected.carried)
     assert entries(int(queue["carried"]), int(queue["given"])) == of(expected.waiting)
@@ -336,11 +338,11 @@ class ReferenceProcess(Process):
         self._in_c = False
         self.native.stall(self.total, now_us, still)
 
-    def probe(self, cpu: int) -> None:
+    def probe(self, cpu: int, now_us: int) -> None:
         self._in_c = True
-        super().probe(cpu)
+        super().probe(cpu, now_us)
         self._in_c = False
-        self.native.probe(self.memory.seq, cpu)
+        self.native.probe(self.memory.seq, cpu, now_us)
 
     def refuse(self, chunk: int) -> None:
         outermost, self._in_c = not self._in_c, True

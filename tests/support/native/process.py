@@ -84,6 +84,7 @@ class NativeProcess:
             self.library.ring_stall.restype
         ) = None
         self.library.ring_refuse.restype = self.library.ring_probe.restype = None
+        self.library.ring_answered.restype = None
 
     def __enter__(self):
         return self
@@ -130,8 +131,11 @@ class NativeProcess:
     def stall(self, total: int, now_us: int, still: bool) -> None:
         self.library.ring_stall(self.pointer, U32(total), U32(now_us), ctypes.c_bool(still))
 
-    def probe(self, seq: int, cpu: int) -> None:
-        self.call("probe", U32(seq), U32(cpu))
+    def probe(self, seq: int, cpu: int, now_us: int) -> None:
+        self.call("probe", U32(seq), U32(cpu), U32(now_us))
+
+    def answered(self, answer: int) -> None:
+        self.library.ring_answered(self.pointer, ctypes.c_uint64(answer))
 
     def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
         self.call("post", U32(kind), U32(seq), U32(chunk), U32(attempt), U32(extra))

@@ -122,12 +122,15 @@ class TinyRank(Rank):
     def _next_nack(self, chunk: Chunk) -> int:
         return 0
 
+    def _again(self) -> int:
+        return 0
+
     def _enlist(self, w: Work, index: int, stage: Stage) -> None:
         w.frame.header.attempt = 0
         super()._enlist(w, index, stage)
 
     def _put(self, queue: NackQueue, nack: Nack) -> None:
-        super()._put(queue, nack._replace(due_frame=0, due_us=0, tries=0))
+        super()._put(queue, nack._replace(due_frame=0, due_us=0))
 
     def __post_init__(self) -> None:
         """Does nothing: `_thaw` sets all fields."""
@@ -148,8 +151,8 @@ class TinyProcess(Process):
         config = self.memory.config
         return TinyFrame(Header(Kind.DOORBELL, group=config.group, cookie=config.cookie), 0)
 
-    def probe(self, cpu: int) -> None:
-        super().probe(cpu)
+    def probe(self, cpu: int, now_us: int) -> None:
+        super().probe(cpu, now_us)
         self._probes = 0
 
     def _is_good(self, chunk: int) -> bool:
@@ -756,6 +759,7 @@ class RingSystem(System[State]):
         rank.ended = s.ended
         rank.next_seq, rank.next_slot = s.next
         rank.wake_at = rank.nack_holdoff_us = rank.front = 0
+        rank.rto_us = rank.late_us = rank.widened_us = rank.answered_us = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
         rank.sq, rank.events = _Sq(), []
         rank.inputs, rank.results = list(s.inputs), list(s.results)

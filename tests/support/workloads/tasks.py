@@ -5,11 +5,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from testbed.workloads.module.task import Part, Task
 
-__all__ = ["AllFrozen", "Bars", "Doubles", "Frozen", "Normed", "NumpyInit", "Shared", "Unused"]
+__all__ = [
+    "AllFrozen",
+    "Alone",
+    "Bars",
+    "Broken",
+    "Doubles",
+    "Frozen",
+    "Lazy",
+    "ManyLosses",
+    "Normed",
+    "NumpyInit",
+    "Shared",
+    "Stream",
+    "Unread",
+    "Unused",
+]
 
 
 class Pictures(Dataset[dict[str, Tensor]]):
@@ -57,6 +72,57 @@ class Doubles(Bars):
 
     def model(self) -> nn.Module:
         return super().model().double()
+
+
+class Stream(Bars):
+    """Has samples without numbers."""
+
+    def dataset(self, part: Part) -> Any:
+        class Samples(IterableDataset[Any]):
+            def __iter__(self) -> Any:
+                return iter(Pictures(8, 0))
+
+        return Samples()
+
+
+class Lazy(Bars):
+    """Finds out about shapes with the first batch."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(1))
+
+
+class Alone(Bars):
+    """Normalizes over a batch, of which there is one sample."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+class Unread(Bars):
+    """Has samples that cannot be read."""
+
+    def dataset(self, part: Part) -> Any:
+        class Samples(Pictures):
+            def __getitem__(self, number: int) -> dict[str, Tensor]:
+                return {}["no such"]  # type: ignore[return-value]
+
+        return Samples(8, 0)
+
+
+class ManyLosses(Bars):
+    """Has a loss for each sample."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        answer: Tensor = model(batch["picture"])[:, 0]
+        return answer
+
+
+class Broken(Bars):
+    """Has no module."""
+
+    def model(self) -> nn.Module:
+        raise RuntimeError("no module\ntoday")
 
 
 class Frozen(Bars):

@@ -33,8 +33,10 @@ def test_loads(name: str) -> None:
         assert programs.programs
 
 
-def test_capture_loads() -> None:
-    with BpfObject("capture", rodata=Struct("capture_config", end=1, snap=64)) as programs:
+@pytest.mark.parametrize("name", ["capture", "capture_whole"])
+def test_capture_loads(name: str) -> None:
+    config = Struct("capture_config", end=1, snap=64)
+    with BpfObject("capture", rodata=config, programs=[name]) as programs:
         assert programs.programs
 
 
