@@ -1,6 +1,4 @@
-"""A barrier for the processes of one machine, in shared memory: it sends no packets and does not
-sleep.
-"""
+"""A barrier for the processes of one machine, in shared memory: it sends no packets."""
 
 import ctypes
 import mmap
@@ -15,7 +13,8 @@ from testbed.native import load
 __all__ = ["Barrier", "BarrierBroken"]
 
 _BROKEN = 1
-_STRIDE = 8  # int64 numbers between two slots: a cache line each
+_GATE = 3
+"""int64 numbers that `struct gate` takes."""
 
 
 class BarrierBroken(CollectiveError):
@@ -26,7 +25,8 @@ class Barrier:
     """Counts each rank's arrivals; a rank continues when all have arrived as often as it has. A
     context manager.
 
-    Waiting ranks yield the CPU (sched_yield), so that more ranks than CPUs can wait.
+    Waiting ranks sleep. When the last one has arrived, all are woken, and sleep again until the same
+    time on the clock: nobody's wait takes the CPU of one that has begun.
 
     :param path: The shared file: full of zeros, or not yet created.
     :param rank: This rank.
@@ -35,23 +35,18 @@ class Barrier:
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, timeout: float = 60.0) -> None:
-        size = (ranks + 1) * _STRIDE * 8
+        size = (_GATE + ranks) * 8
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(descriptor, size)
             memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
-        self._slots = memoryview(memory).cast("q")
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._wait = load("barrier").barrier_wait
-        self._wait.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_uint32,
-            ctypes.c_uint32,
-            ctypes.c_int64,
-            ctypes.c_double,
-        ]
+        self._arrivals = memoryview(memory).cast("q")[_GATE:]
+        self._gate = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        library = load("barrier")
+        self._wait, self._break = library.barrier_wait, library.barrier_break
+        self._wait.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int64]
         self._rank, self._ranks = rank, ranks
         self._timeout = timeout
 
@@ -60,21 +55,21 @@ class Barrier:
 
         :raises BarrierBroken: A rank broke the barrier or did not arrive.
         """
-        slots, broken = self._slots, self._ranks * _STRIDE
-        mine = slots[self._rank * _STRIDE] + 1
-        slots[self._rank * _STRIDE] = mine
-        outcome = self._wait(self._address, self._ranks, _STRIDE, mine, self._timeout)
-        if outcome == _BROKEN or slots[broken]:
+        arrivals = self._arrivals
+        mine = arrivals[self._rank] + 1
+        arrivals[self._rank] = mine
+        outcome = self._wait(self._gate, self._ranks, mine, int(1e9 * self._timeout))
+        if outcome == _BROKEN:
             raise BarrierBroken("another rank has given up")
         if outcome:
-            late = [rank for rank in range(self._ranks) if slots[rank * _STRIDE] < mine]
+            late = [rank for rank in range(self._ranks) if arrivals[rank] < mine]
             raise BarrierBroken(
                 f"ranks {late} did not reach the barrier within {self._timeout:g} s"
             )
 
     def break_(self) -> None:
         """Release all ranks that wait."""
-        self._slots[self._ranks * _STRIDE] = 1
+        self._break(self._gate)
 
     def __enter__(self) -> Self:
         return self
