@@ -25,8 +25,8 @@ class Barrier:
     """Counts each rank's arrivals; a rank continues when all have arrived as often as it has. A
     context manager.
 
-    Waiting ranks sleep. When the last one has arrived, all are woken, and sleep again until the same
-    time on the clock: nobody's wait takes the CPU of one that has begun.
+    Waiting ranks sleep. When the last one has arrived, all are woken, and sleep again until the
+    same time on the clock: nobody's wait takes the CPU of one that has begun.
 
     :param path: The shared file: full of zeros, or not yet created.
     :param rank: This rank.

@@ -239,6 +239,9 @@ def _exchanges(
             known=random.random() < 0.25,
             magnitudes=tuple(random.choice(MAGNITUDES) for _ in range(random.randint(2, 8))),
         )
+        if exchange.terms.aggregate == "process" and random.random() < 0.7:
+            terms = exchange.terms.model_copy(update={"broadcast": "tokens"})
+            exchange = replace(exchange, terms=terms)
         seconds = len(exchange.magnitudes) * odds.aggregation(exchange)
         most = int(min(BUDGET / seconds, 50))
         if ending == "whole" and random.random() < 0.25:

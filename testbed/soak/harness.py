@@ -314,6 +314,7 @@ class Phase:
             "exponent": exponent,
             "processing": task.terms.processing,
             "aggregate": task.terms.aggregate,
+            "broadcast": task.terms.broadcast,
             "sums": task.terms.sums,
         }
         groups: Sequence[GroupSpec] = make_groups(members, **terms)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from testbed.collectives.ring.layout import Pace
 from testbed.comm.backend import Tensor, sum_bound
 from testbed.comm.options import SEGMENT, Lanes
+from testbed.exchange.adjacency import RowLanes
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.pinch.layout import is_packed
 from testbed.protocol.lanes import Lanes as LaneFormat
@@ -103,11 +104,15 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     embeddings = [
         make_embeddings(scenario, index, number) for number in range(len(exchange.magnitudes))
     ]
-    if exchange.terms.aggregate == "process":
+    terms = exchange.terms
+    if terms.aggregate == "process":
+        lanes: RowLanes = (
+            "int16" if terms.broadcast == "tokens" and terms.lanes == "int16" else "float32"
+        )
         floats = [
             [
                 Answer(value)
-                for value in float_aggregates(graph, x, exchange.aggregation, exchange.terms.halo)
+                for value in float_aggregates(graph, x, exchange.aggregation, terms.halo, lanes)
             ]
             for x in embeddings
         ]
@@ -116,11 +121,11 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
         return
     travels: HasHalos = graph
     aggregation = exchange.aggregation
-    if exchange.terms.halo == "cover":
+    if terms.halo == "cover":
         travels = covered = Travelling.of(graph, aggregation)
         aggregation = covered.aggregation
-    bits = 16 if exchange.terms.lanes == "int16" else 32
-    form = Format(bits, packed=is_packed(exchange.terms.sums, bits, aggregation))
+    bits = 16 if terms.lanes == "int16" else 32
+    form = Format(bits, packed=is_packed(terms.sums, bits, aggregation))
     senders = sent(travels)
     guess = ScaleGuess(slack=SLACK)
     known = known_exponent(scenario, index) if exchange.known else None

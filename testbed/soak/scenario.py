@@ -130,8 +130,9 @@ class Exchange:
         scale = "known" if self.known else "agreed"
         lanes, window, processing = self.terms.lanes, self.terms.window, self.terms.processing
         terms = (
-            f"pinch, {lanes}, window {window}, {processing}, aggregate {self.terms.aggregate}, sums"
-            f" {self.terms.sums}, halo {self.terms.halo}, {self.aggregation}, scale {scale}"
+            f"pinch, {self.terms.broadcast}, {lanes}, window {window}, {processing}, aggregate"
+            f" {self.terms.aggregate}, sums {self.terms.sums}, halo {self.terms.halo},"
+            f" {self.aggregation}, scale {scale}"
         )
         graph = (
             f"{self.vertices} vertices of {self.dim} elements, {self.entries} entries and a hub of"

@@ -32,7 +32,7 @@ FACTORS = {
     "lanes": ["int16", "int32"],
     "kind": ["sum", "weighted", "max"],
     "processing": ["spread", "pinned"],
-    "aggregate": ["kernel", "process"],
+    "aggregate": ["kernel", "process", "tokens"],
     "halo": ["rows", "cover"],
     "dim": [1, 64, 512],
     **FAULTS,
@@ -124,13 +124,10 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
     graph = draw_partitioned(seed, *SIZES[cell["dim"]], cell["ranks"], hub=2000)
     inputs = [embeddings(turn, graph, cell["dim"]) for turn in range(TURNS)]
     hosts = PinchHosts(fabric, workers)
-    with hosts.open(
-        graph,
-        cell["dim"],
-        cell["kind"],
-        cell["lanes"],
-        **{name: cell[name] for name in OPTIONS & cell.keys()},
-    ) as exchange:
+    options = {name: cell[name] for name in OPTIONS & cell.keys()}
+    if options["aggregate"] == "tokens":
+        options |= {"broadcast": "tokens", "aggregate": "process"}
+    with hosts.open(graph, cell["dim"], cell["kind"], cell["lanes"], **options) as exchange:
         before = exchange.measures()["sent"]
         with faults(*(words for _, words in wanted), seed=seed) as injected:
             exchange.check(inputs)
