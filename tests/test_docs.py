@@ -7,11 +7,13 @@ A block says what it is: ``sh`` is run, except after a comment ``<!-- not run: R
 """
 
 import ast
+import json
 import os
 import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,14 +99,18 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(checkout: Path) -> dict[str, str]:
-    """A shell's environment, with a ``sudo`` that keeps as little as sudoers(5) does by default."""
+def environment(checkout: Path) -> Iterator[dict[str, str]]:
+    """A shell's environment, with a ``sudo`` that keeps as little as sudoers(5) does by default.
+    Runs that are left up are ended.
+    """
     shim, home = checkout.parent / "bin" / "sudo", checkout / "home"
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec env -i PATH={path} HOME={home} TERM=dumb "$@"\n')
     shim.chmod(0o755)
-    return {"PATH": f"{shim.parent}:{os.environ['PATH']}", "HOME": str(home), "TERM": "dumb"}
+    found = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "HOME": str(home), "TERM": "dumb"}
+    yield found
+    run("sudo .venv/bin/testbed down --all", checkout, found)
 
 
 def run(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -133,7 +139,7 @@ def test_commands_run_as_shown(page: Path, checkout: Path, environment: dict[str
             (checkout / name[1]).write_text(block.text + "\n")
     for block in commands_of(page):
         done = run(block.text, checkout, environment)
-        if done.returncode != 0:
-            run("sudo .venv/bin/testbed down", checkout, environment)  # if it is up
         said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert done.returncode == 0, f"{page.name}:{block.line}: {block.text}\n{said}"
+    left = run("sudo .venv/bin/testbed status --json", checkout, environment)
+    assert json.loads(left.stdout) == [], f"{page.name}: leaves runs up"

@@ -106,13 +106,14 @@ static bool measures(const struct ring *r, uint32_t now_us)
 /* The previous rank has answered a probe: adapt the times to the round trip. Every probe has an
  * attempt of its own, so it is clear which one was answered (RFC 6298). The least of the latest
  * round trips, and a quarter of it, is the time between two nacks: others contain waits for a CPU,
- * and a nack too many costs less than one that comes late.
+ * and a nack too many costs less than one that comes late. One short trip is not enough to call the
+ * path short: frames that overtake others make some.
  */
 void ring_answered(struct ring *r, uint64_t answer)
 {
 	uint32_t attempt = (uint32_t)answer, ago = (r->probes - 1 - attempt) % RING_UNTIMED,
 		 trip = seq_of(answer) - r->probed_us[attempt % RING_TIMED];
-	uint32_t rto;
+	uint32_t rto, known, short_trips = 0;
 	bool short_trip;
 	int32_t off = (int32_t)(trip - r->mean8_us / 8);
 
@@ -121,9 +122,12 @@ void ring_answered(struct ring *r, uint64_t answer)
 	if (!r->trips)
 		r->least_holdoff_us = r->control->nack_holdoff_us;
 	r->trips_us[r->trips++ % RING_TRIPS] = trip;
-	for (uint32_t i = 0; i < MIN(r->trips, RING_TRIPS); i++)
+	known = MIN(r->trips, RING_TRIPS);
+	for (uint32_t i = 0; i < known; i++) {
 		trip = MIN(trip, r->trips_us[i]);
-	short_trip = trip < SHORT_TRIP_US;
+		short_trips += r->trips_us[i] < SHORT_TRIP_US;
+	}
+	short_trip = 2 * short_trips >= known; /* their lower median is */
 	trip = short_trip ? 0 : trip + trip / 4;
 	__atomic_store_n(&r->control->nack_holdoff_us, MAX(r->least_holdoff_us, trip),
 			 __ATOMIC_RELAXED);

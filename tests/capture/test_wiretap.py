@@ -13,7 +13,7 @@ import pytest
 from scapy.layers.inet import ICMP
 from scapy.utils import PcapNgReader
 
-from testbed.capture.order import order
+from testbed.capture.order import locked, order
 from testbed.datapath import set_datapath
 from testbed.kernel.compile import BPF
 from testbed.kernel.xdp_links import XdpLink, xdp_links
@@ -68,22 +68,27 @@ def test_after_a_kill_the_programs_are_put_back(fabric, tmp_path):
     ping(fabric, 1)
 
 
-def programs(fabric, node, ifname):
-    """The programs that a frame meets which arrives there, by their numbers."""
+def link_of(fabric, node, ifname):
+    """The link of a fabric's own program. Nothing may change there meanwhile."""
     namespace = {**fabric.hosts, **fabric.switches}[node].namespace
     place = namespace.index(ifname), attached(fabric, node, ifname)
     (number,) = (link.number for link in xdp_links() if (link.ifindex, link.program) == place)
-    return order(XdpLink(number, "capture_behind"))
+    return XdpLink(number, "capture_behind")
 
 
 @pytest.mark.fabric(hosts=2, datapath="xdp")
 def test_two_captures_of_one_link_and_a_program_one_of_them_killed(fabric, tmp_path):
     """None of them cuts the host off, whichever is in front and whatever ends."""
-    ends = [("h2", "eth0"), ("s1", "s1-eth2")]
-    before = [programs(fabric, *end) for end in ends]
+    links = [link_of(fabric, *end) for end in (("h2", "eth0"), ("s1", "s1-eth2"))]
+
+    def orders():
+        with locked(fabric.directory):
+            return [order(link) for link in links]
+
+    before = orders()
 
     def in_front(count):
-        wait_until(lambda: all(len(programs(fabric, *end)) == 1 + count for end in ends))
+        wait_until(lambda: [len(each) for each in orders()] == [1 + count] * 2)
         sums = group.all_reduce([np.ones(1024, np.float32)] * 2)
         assert [float(each.sum()) for each in sums] == [2048, 2048]
 
@@ -107,7 +112,7 @@ def test_two_captures_of_one_link_and_a_program_one_of_them_killed(fabric, tmp_p
             third.send_signal(signal.SIGKILL)
             third.wait(timeout=60)
         in_front(0)
-        assert [programs(fabric, *end) for end in ends] == before
+        assert orders() == before
 
 
 @pytest.mark.fabric(hosts=2)

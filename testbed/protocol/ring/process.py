@@ -359,7 +359,8 @@ class Process:
 
         Every probe has an attempt of its own, so it is clear which one was answered (RFC 6298). The
         least of the latest round trips, and a quarter of it, is the time between two nacks: others
-        contain waits for a CPU, and a nack too many costs less than one that comes late.
+        contain waits for a CPU, and a nack too many costs less than one that comes late. One short
+        trip is not enough to call the path short: frames that overtake others make some.
 
         :param answer: As `Stream.answer`.
         """
@@ -372,8 +373,8 @@ class Process:
         if self._least_holdoff_us is None:
             self._least_holdoff_us = memory.nack_holdoff_us
         self._trips_us = [*self._trips_us, trip][-_TRIPS:]
-        least = min(self._trips_us)
-        is_short = least < _SHORT_TRIP_US
+        least, *_ = trips = sorted(self._trips_us)
+        is_short = trips[(len(trips) - 1) // 2] < _SHORT_TRIP_US
         least = 0 if is_short else least + least // 4
         memory.nack_holdoff_us = max(self._least_holdoff_us, least)
         off = trip - self._mean8_us // 8
