@@ -112,7 +112,6 @@ KEEP(struct pinch_landings);
 KEEP(struct pinch);
 
 KEEP(enum token_size);
-KEEP(enum token_flag);
 KEEP(enum token_claim);
 KEEP(enum token_counter);
 KEEP(struct token_frame);

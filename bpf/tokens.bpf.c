@@ -196,7 +196,7 @@ static __always_inline int answer(struct token_frame *t, struct token_control *c
 	f->waits = c->waits;
 	f->entered = c->entered;
 	if (c->ended) {
-		f->flags = gone ? TOKEN_ENDED : TOKEN_ENDED | TOKEN_LATE;
+		f->flags = gone ? PINCH_FLAG_ENDED : PINCH_FLAG_ENDED | PINCH_FLAG_LATE;
 		f->gone = gone ? gone : late;
 	}
 	t->check = 0;
@@ -233,13 +233,13 @@ static __always_inline int on_status(struct token_control *c, struct ring_frame 
 	if (!peer)
 		return XDP_DROP;
 	__sync_fetch_and_add(&peer->answers, 1);
-	if (!(f->flags & TOKEN_ENDED)) {
+	if (!(f->flags & PINCH_FLAG_ENDED)) {
 		peer->at = f->entered;
 		peer->waits = f->waits;
 		return XDP_DROP;
 	}
-	gone = f->flags & TOKEN_LATE ? 0 : f->gone;
-	late = f->flags & TOKEN_LATE ? f->late : 0;
+	gone = f->flags & PINCH_FLAG_LATE ? 0 : f->gone;
+	late = f->flags & PINCH_FLAG_LATE ? f->late : 0;
 	if (!(gone & ~c->gone) && !(late & ~c->late))
 		return XDP_DROP;
 	__sync_fetch_and_or(&c->gone, gone);

@@ -45,6 +45,7 @@ LAYERS = (
 SHARED_NAMES = {
     "calls": "functions that the controller calls in workers",
     "delay_line": "the process that sends delayed frames when they are due; how punctual it is",
+    "exchange": "one rank of pinch: by clones of frames, by tokens",
     "faults": "the faults of a run or a test, in force",
     "gloo": "torch.distributed's CPU backend",
     "group": "the ranks of a collective",

@@ -12,19 +12,11 @@
  */
 #pragma once
 
-#include "drop_abi.h"
-#include "wire_abi.h"
+#include "pinch_abi.h"
 
 enum token_size {
 	TOKEN_LINE = 64, /* `room` is a multiple of it */
 	TOKEN_TRIES = 8, /* for a word that other CPUs change as well */
-};
-
-enum token_flag {
-	TOKEN_NONFINITE = 1, /* data: some values are not finite */
-	TOKEN_LARGE = 2,     /* data: some magnitudes are large (rows.h) */
-	TOKEN_ENDED = 4,     /* status: the sender has given up, because of ranks that are `gone` */
-	TOKEN_LATE = 8,	     /* with TOKEN_ENDED: ranks are `late`, not `gone` */
 };
 
 /* The lower half of a slot's word. */

@@ -157,7 +157,7 @@ struct ring_frame {
 		__u32 summed;
 		__u32 serial;  /* PINCH_EMBED, PINCH_ACK, PINCH_ASK: the number in its stream */
 		__u32 entered; /* PINCH_HANDSHAKE: sequence number that the sender has entered */
-		/* PINCH_EMBED of tokens: how many frames the sender has for the receiver */
+		/* with PINCH_FLAG_TOKEN: how many frames the sender has for the receiver */
 		__u32 frames;
 		__u32 gone;    /* with PINCH_ENDED: ranks that went silent, a bit each */
 		__u32 late;    /* with PINCH_FLAG_LATE: ranks that are up but did not enter */

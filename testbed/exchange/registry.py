@@ -38,7 +38,7 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
     "testbed.exchange.interface:Exchange",
     {
         "pinch": ExchangeEntry(
-            "testbed.exchange.pinch.choice:open_pinch",
+            "testbed.exchange.pinch.choice:AnyPinch",
             "xdp",
             "broadcast by a TC program or by tokens, aggregation by an XDP program or the process",
             generic=False,

@@ -90,6 +90,7 @@ ALWAYS uint32_t pack_row(enum row_lanes lanes, const float *x, uint32_t n, char 
 			float scaled = x[i] * scale;
 
 			scaled = scaled < 32767 ? scaled : 32767;
+			scaled = scaled > -32767 ? scaled : -32767;
 			out[i] = (int16_t)(int32_t)rintf(scaled);
 		}
 		*step = power_of_two(unit);

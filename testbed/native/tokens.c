@@ -78,9 +78,9 @@ static void pack_frame(struct tokens *t, struct token_partner *p, const float *x
 			t->stepped ? (float *)(steps + 4 * p->packed) : NULL);
 
 		if (absmax >= INFINITE)
-			p->flags_out |= TOKEN_NONFINITE;
+			p->flags_out |= PINCH_FLAG_NONFINITE;
 		if (absmax >= bits_of(power_of_two(LARGE)))
-			p->flags_out |= TOKEN_LARGE;
+			p->flags_out |= PINCH_FLAG_LARGE;
 		p->packed = rows;
 	}
 	if (bytes && message + end > rest) // in the last frame: what makes a whole word of it
@@ -202,7 +202,7 @@ int tokens_send(struct tokens *t, const float *x)
 	t->nonfinite = 0;
 	for (uint32_t i = 0; i < t->config->partners; i++) {
 		t->partners[i].packed = 0;
-		t->partners[i].flags_out = 0;
+		t->partners[i].flags_out = PINCH_FLAG_TOKEN;
 	}
 	__atomic_store_n(&t->control->entered, t->seq, __ATOMIC_RELEASE);
 	for (uint32_t n = 0; n < total; n++) {
@@ -211,7 +211,7 @@ int tokens_send(struct tokens *t, const float *x)
 
 		pack_frame(t, p, x, frame - t->config->pairs[p->rank].out);
 	}
-	if (t->flags & TOKEN_NONFINITE)
+	if (t->flags & PINCH_FLAG_NONFINITE)
 		t->nonfinite |= 1u << t->config->rank;
 	packed = now_ns();
 	t->quantize_ns += packed - start;
@@ -258,7 +258,7 @@ int tokens_end(struct tokens *t, uint32_t gone, uint32_t late)
 		struct token_frame f =
 			head_of(t, t->partners[i].rank, PINCH_HANDSHAKE, t->seq, 0);
 
-		f.head.flags = gone ? TOKEN_ENDED : TOKEN_ENDED | TOKEN_LATE;
+		f.head.flags = gone ? PINCH_FLAG_ENDED : PINCH_FLAG_ENDED | PINCH_FLAG_LATE;
 		f.head.gone = gone ? gone : late;
 		seal(&f);
 		error = send_frames(t, &f, &t->payloads, 1, 0);
@@ -323,7 +323,7 @@ static int take_all(struct tokens *t)
 		if (outcome == TOKENS_DAMAGED)
 			result = outcome;
 		t->flags |= p->frames_taken >> 1;
-		if (p->frames_taken >> 1 & TOKEN_NONFINITE)
+		if (p->frames_taken >> 1 & PINCH_FLAG_NONFINITE)
 			t->nonfinite |= 1u << p->rank;
 	}
 	return result;

@@ -66,10 +66,21 @@ MEANINGS: Final[Mapping[int, Meaning]] = {
     Kind.PROBE: _PROBE,
     Kind.ALIVE: _PROBE,
     Kind.DOORBELL: Meaning({"chunk": "target"}),
-    PinchKind.EMBED: Meaning(_NUMBERED, payload="embeddings", flags="pinch_flag"),
+    PinchKind.EMBED: Meaning(
+        _NUMBERED,
+        (Switch("PINCH_FLAG_TOKEN", {"prev": "frames"}),),
+        payload="embeddings",
+        flags="pinch_flag",
+    ),
     PinchKind.ACK: Meaning(_NUMBERED, payload="bitmap", flags="pinch_flag"),
     PinchKind.HANDSHAKE: Meaning(
-        {"chunk": "waits", "tag": "tag", "prev": "entered"}, payload="handshake", flags="pinch_flag"
+        {"chunk": "waits", "tag": "tag", "prev": "entered"},
+        (
+            Switch("PINCH_FLAG_ENDED", {"prev": "gone"}),
+            Switch("PINCH_FLAG_LATE", {"prev": "late"}),
+        ),
+        payload="handshake",
+        flags="pinch_flag",
     ),
     PinchKind.ASK: Meaning(_NUMBERED, flags="pinch_flag"),
     PinchKind.DOORBELL: Meaning({"stream": "flow"}, flags="pinch_flag"),

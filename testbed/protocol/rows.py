@@ -27,7 +27,7 @@ def pack_int16(rows: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np
     _, exponents = np.frexp(np.abs(rows).max(axis=1, initial=0))
     units = np.maximum(np.where(np.abs(rows).max(axis=1, initial=0) > 0, exponents, _LEAST), _LEAST)
     scaled = rows * np.ldexp(np.float32(1), 15 - units).astype(np.float32)[:, None]
-    lanes = np.rint(np.minimum(scaled, np.float32(32767))).astype(np.int16)
+    lanes = np.rint(np.clip(scaled, np.float32(-32767), np.float32(32767))).astype(np.int16)
     return lanes, np.ldexp(np.float32(1), units - 15).astype(np.float32)
 
 

@@ -73,7 +73,7 @@ def test_a_message_is_the_embeddings_of_some_vertices(size, dim, vertices):
         (lambda: check_receivers([]), "--receivers: 0: must be 1 to 31"),
         (
             lambda: Options(plan_fabric(), []),
-            "--exchanges: '': must be one or more of pinch, tcp-pull, tcp-push, gloo",
+            "--exchanges: '': must be one or more of pinch, tcp-pull, tcp-push, tcp-push-16, gloo",
         ),
         (
             lambda: Options(plan_fabric(), ["gloo"], iterations=0),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from testbed.exchange.interface import Exchange
 from testbed.exchange.pinch.exchange import Pinch
 from testbed.exchange.tokens.exchange import Tokens
 
 if TYPE_CHECKING:
-    from testbed.exchange.interface import Exchange, ExchangeSpec
+    from testbed.exchange.interface import ExchangeSpec
     from testbed.worker import WorkerContext
 
-__all__ = ["open_pinch"]
+__all__ = ["AnyPinch"]
 
 
-def open_pinch(context: WorkerContext, spec: ExchangeSpec) -> Exchange:
-    """Make the exchange that a spec asks for; the caller connects and closes it."""
-    return (Tokens if spec.broadcast == "tokens" else Pinch)(context, spec)
+class AnyPinch(Exchange):
+    """Makes the exchange that a spec asks for, as `pathlib.Path` makes a path of a system's."""
+
+    name = Pinch.name
+    needs = Pinch.needs
+
+    def __new__(cls, context: WorkerContext, spec: ExchangeSpec) -> Exchange:  # type: ignore[misc]
+        """Return an exchange of the class that the spec's `broadcast` names."""
+        return (Tokens if spec.broadcast == "tokens" else Pinch)(context, spec)

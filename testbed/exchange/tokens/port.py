@@ -76,7 +76,7 @@ class TokenPort(Closing):
                 BpfObject(
                     "tokens",
                     self._config,
-                    {name: max(size, 1) for name, size in sizes.items()},
+                    {name: max(size, 2) for name, size in sizes.items()},
                     {"token_payloads": layout.room, "token_landing": layout.room},
                 )
             )
@@ -195,7 +195,7 @@ class TokenPort(Closing):
     @property
     def large(self) -> bool:
         """Whether some magnitudes of this exchange are `LARGE` or more."""
-        return bool(self._native.flags & constant("TOKEN_LARGE"))
+        return bool(self._native.flags & constant("PINCH_FLAG_LARGE"))
 
     @property
     def failed(self) -> int:

@@ -62,7 +62,7 @@ class Recovery:
         self._usual = (3 * self._usual + took) / 4 if self._usual else took
 
     def _go_on(self, started: float, waited: Waited) -> Waited:
-        port, moved, policy = self.port, started, Policy(self.seen())
+        port, moved, policy, asks = self.port, started, Policy(self.seen()), 0
         while waited in (Waited.TIME_UP, Waited.DAMAGED):
             now, seen = time.monotonic(), self.seen()
             port.control.waits = sum(1 << rank for rank in seen.partners if seen.is_behind(rank))
@@ -76,7 +76,9 @@ class Recovery:
                 raise CollectiveError(self._words.gave_up(seen, verdict, 0, now - started))
             else:
                 self.timer.expired()
-                self._ask(policy.act(seen).handshake)
+                policy.act(seen)
+                asks += 1
+                self._ask(asks)
             waited = port.wait(self.timer.timeout)
         port.control.waits = 0
         return waited

@@ -13,12 +13,12 @@ COUNTERS = counter_names("token_counter", "TOKEN_")
 
 
 class FLAGS:
-    """``enum token_flag``."""
+    """``enum pinch_flag``."""
 
-    NONFINITE = constant("TOKEN_NONFINITE")
-    LARGE = constant("TOKEN_LARGE")
-    ENDED = constant("TOKEN_ENDED")
-    LATE = constant("TOKEN_LATE")
+    NONFINITE = constant("PINCH_FLAG_NONFINITE")
+    LARGE = constant("PINCH_FLAG_LARGE")
+    ENDED = constant("PINCH_FLAG_ENDED")
+    LATE = constant("PINCH_FLAG_LATE")
 
 
 class Pair(NamedTuple):
