@@ -14,6 +14,9 @@ __all__ = ["RUN_VARIABLE", "ProcessEntry", "kill", "processes_of", "start_time"]
 #: the run id.
 RUN_VARIABLE = "TESTBED_RUN"
 
+_EXEC = 1.0
+"""Seconds that execve(2) takes at most."""
+
 
 @dataclass(frozen=True)
 class ProcessEntry:
@@ -37,13 +40,18 @@ def start_time(pid: int) -> int | None:
     ended.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return None if fields[3] in "ZX" else int(fields[22])
+
+
+def _stat(pid: int) -> dict[int, str]:
+    """Fields of proc_pid_stat(5) from the third on, by their numbers there."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     # The second field is the command's name in parentheses, which may itself hold spaces and
     # parentheses.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return dict(enumerate(text.rpartition(")")[2].split(), 3))
 
 
 def processes_of(run_id: str) -> list[ProcessEntry]:
@@ -54,13 +62,33 @@ def processes_of(run_id: str) -> list[ProcessEntry]:
         pid = int(directory.name)
         try:
             start = start_time(pid)
-            marked = mark in (directory / "environ").read_bytes().split(b"\0")
+            marked = mark in _environment(directory).split(b"\0")
             name = (directory / "comm").read_text(encoding="utf-8").strip()
         except OSError:
             continue  # it ended meanwhile, or not even root may read it
         if marked and start is not None and pid != os.getpid():
             found.append(ProcessEntry(name, pid, start))
     return found
+
+
+def _environment(directory: Path) -> bytes:
+    """A process's environment.
+
+    One that is in execve(2) has none for a moment (``environ_read`` in fs/proc/base.c), until its
+    code is there (``create_elf_tables`` in fs/binfmt_elf.c), as others do that have no variables;
+    threads of the kernel and zombies have no program at all.
+
+    :raises OSError: It ended meanwhile, or may not be read.
+    """
+    deadline = time.monotonic() + _EXEC
+    while True:
+        found = (directory / "environ").read_bytes()
+        if found or time.monotonic() > deadline:
+            return found
+        os.readlink(directory / "exe")
+        fields = _stat(int(directory.name))
+        if fields[27] != "0" and fields[50] == fields[51]:  # endcode, env_start, env_end
+            return found
 
 
 def kill(processes: Iterable[ProcessEntry], timeout: float = 2.0) -> list[ProcessEntry]:

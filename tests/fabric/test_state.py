@@ -122,6 +122,18 @@ def test_children_are_found_by_the_runs_id() -> None:
     assert processes_of(run_id) == []
 
 
+def test_a_process_that_is_executing_another_program_is_found(tmp_path: Path) -> None:
+    run_id, program = new_run_id(), tmp_path / "again"
+    program.write_text('#!/bin/sh\nexec "$0"\n')
+    program.chmod(0o755)
+    with subprocess.Popen([program], env={**os.environ, RUN_VARIABLE: run_id}) as process:
+        try:
+            found = [[entry.pid for entry in processes_of(run_id)] for _ in range(100)]
+        finally:
+            process.kill()
+    assert found == [[process.pid]] * 100
+
+
 def test_clean_removes_a_dead_run(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
     directory = tmp_path / "dead"
     (directory / "deep").mkdir(parents=True)
