@@ -3,8 +3,9 @@
  *
  * The process fills its frames into a map and sends the first ones. Each lands at its receiver, and
  * goes back to its sender, whose program fills it with the next frame, for whichever receiver: no
- * process runs, and no buffer is allocated. A frame that does not arrive is asked for by the receiver's
- * process, and the sender's program answers. Reference model: testbed/protocol/token/rank.py.
+ * process runs, and no buffer is allocated. A frame that does not arrive is asked for by the
+ * receiver's process, and the sender's program answers. Reference model:
+ * testbed/protocol/token/rank.py.
  */
 #include "lib/frame.h"
 #include "lib/word.h"
@@ -33,7 +34,7 @@ const volatile struct token_config token_config = {};
 
 TOKEN_ARRAY(token_control, struct token_control);
 TOKEN_ARRAY(token_outs, struct token_out);   /* `outs` of each parity */
-TOKEN_ARRAY(token_order, __u64); /* frames in the order in which they are sent */
+TOKEN_ARRAY(token_order, __u64);	     /* frames in the order in which they are sent */
 TOKEN_ARRAY(token_slots, struct token_slot); /* `slots` of each parity */
 TOKEN_BUFFER(token_payloads);		     /* data to send, by frame */
 TOKEN_BUFFER(token_landing);		     /* data that has landed, by slot */

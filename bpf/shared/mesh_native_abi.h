@@ -33,9 +33,9 @@ struct mesh_flow {
 };
 
 struct mesh_peer {
-	__s32 fd;	       /* blocking, with SO_RCVTIMEO */
+	__s32 fd; /* blocking, with SO_RCVTIMEO */
 	__u32 pad;
-	__u64 needed;	       /* rows to receive */
+	__u64 needed; /* rows to receive */
 	/* where the message of rows is stored: rows, their steps, and the largest magnitude that
 	 * any of them is made of, as the bits of a float */
 	char *into;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* Rows of embeddings as they travel, what testbed/native/aggregate.c and rows.h share with Python.
  *
- * A message holds rows of lanes one behind the other, each padded to a multiple of 4 bytes, and then,
- * if rows have steps, a float32 for each row: the value of its lanes' unit, a power of two.
+ * A message holds rows of lanes one behind the other, each padded to a multiple of 4 bytes, and
+ * then, if rows have steps, a float32 for each row: the value of its lanes' unit, a power of two.
  */
 #pragma once
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What bpf/tokens.bpf.c shares with the process of its host: an exchange in which rows land where the
- * process adds them up.
+/* What bpf/tokens.bpf.c shares with the process of its host: an exchange in which rows land where
+ * the process adds them up.
  *
- * A rank sends a message to each partner: rows of lanes and their steps (rows_native_abi.h), cut into
- * frames of `room` bytes. A partner is a rank that sends to this one, or to which this one sends; where
- * there is nothing to send, a frame without data says so. A frame that has landed goes back to its
- * sender, a token, which the sender's program fills with the next frame.
+ * A rank sends a message to each partner: rows of lanes and their steps (rows_native_abi.h), cut
+ * into frames of `room` bytes. A partner is a rank that sends to this one, or to which this one
+ * sends; where there is nothing to send, a frame without data says so. A frame that has landed goes
+ * back to its sender, a token, which the sender's program fills with the next frame.
  *
- * What belongs to one exchange has two places, of even and of odd sequence numbers: nobody can be two
- * exchanges ahead of a partner, whose frame each exchange needs.
+ * What belongs to one exchange has two places, of even and of odd sequence numbers: nobody can be
+ * two exchanges ahead of a partner, whose frame each exchange needs.
  */
 #pragma once
 
@@ -54,7 +54,8 @@ struct token_config {
 	struct net_peer peers[RING_MAX_RANKS];
 };
 
-/* Cache lines that the process writes, one of which programs write, too, and one that they write. */
+/* Cache lines that the process writes, one of which programs write, too, and one that they write.
+ */
 struct token_control {
 	__u32 open;    /* sequence number: frames of this one and of the next are accepted */
 	__u32 entered; /* sequence number that the process has entered */

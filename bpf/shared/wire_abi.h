@@ -159,8 +159,8 @@ struct ring_frame {
 		__u32 entered; /* PINCH_HANDSHAKE: sequence number that the sender has entered */
 		/* with PINCH_FLAG_TOKEN: how many frames the sender has for the receiver */
 		__u32 frames;
-		__u32 gone;    /* with PINCH_ENDED: ranks that went silent, a bit each */
-		__u32 late;    /* with PINCH_FLAG_LATE: ranks that are up but did not enter */
+		__u32 gone; /* with PINCH_ENDED: ranks that went silent, a bit each */
+		__u32 late; /* with PINCH_FLAG_LATE: ranks that are up but did not enter */
 	};
 } __attribute__((packed, aligned(8)));
 

@@ -1,6 +1,6 @@
 /* The waiting of testbed/bench/barrier.py: ranks sleep until the last one has arrived, and then
- * until one time on the clock. None takes another's CPU meanwhile, and all have waited alike, so the
- * scheduler has no reason to let one begin much later than the others.
+ * until one time on the clock. None takes another's CPU meanwhile, and all have waited alike, so
+ * the scheduler has no reason to let one begin much later than the others.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>

@@ -100,7 +100,6 @@ static int send_some(struct mesh *m, struct mesh_peer *p, const float *x)
 {
 	uint64_t rows = p->serves * m->source.row_bytes;
 
-
 	while (has_to_send(p) && !p->out.blocked) {
 		struct mesh_flow *out = &p->out;
 		uint64_t at = out->done < sizeof(struct mesh_header)
@@ -127,8 +126,8 @@ static int send_some(struct mesh *m, struct mesh_peer *p, const float *x)
 		bytes = sendmsg(p->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (bytes < 0 && !again())
 			return MESH_GONE;
-		out->blocked = bytes < (ssize_t)(parts[0].iov_len + parts[1].iov_len +
-						 parts[2].iov_len);
+		out->blocked = bytes <
+			       (ssize_t)(parts[0].iov_len + parts[1].iov_len + parts[2].iov_len);
 		if (bytes > 0)
 			out->done += bytes;
 		if (out->done == sizeof(struct mesh_header) + out->header.bytes)
@@ -186,8 +185,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 	if (in->step == MESH_DONE ||
 	    (in->step == MESH_REQUESTING) != (in->header.kind == MESH_REQUEST) ||
 	    in->header.kind > MESH_ROWS || in->header.tag != m->tag ||
-	    in->header.exchange != m->exchange ||
-	    in->header.bytes != due)
+	    in->header.exchange != m->exchange || in->header.bytes != due)
 		return MESH_FOREIGN;
 	if (in->done < sizeof(struct mesh_header) + due)
 		return MESH_FINE;

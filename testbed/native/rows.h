@@ -10,8 +10,9 @@
 #include "shared/rows_native_abi.h"
 
 #define ROW_MOST 512 /* columns */
-#define ROWS_AHEAD 24 /* rows that are fetched ahead: they lie in an order that no cache can guess */
-#define LARGE 108    /* the exponent of rows from which on sums may pass through infinity */
+#define ROWS_AHEAD \
+	24	  /* rows that are fetched ahead: they lie in an order that no cache can guess */
+#define LARGE 108 /* the exponent of rows from which on sums may pass through infinity */
 
 #define INFINITE 0x7f800000 /* its bits, and the least of what is not finite */
 
@@ -76,7 +77,8 @@ ALWAYS uint32_t pack_row(enum row_lanes lanes, const float *x, uint32_t n, char 
 		for (uint32_t i = 0; i < n; i++) {
 			uint32_t bits = bits_of(x[i]);
 			/* A magnitude that would round up to infinity is cut off. */
-			uint32_t up = (bits & 0x7fffffff) < 0x7f7f8000 ? 0x7fff + (bits >> 16 & 1) : 0;
+			uint32_t up = (bits & 0x7fffffff) < 0x7f7f8000 ? 0x7fff + (bits >> 16 & 1)
+								       : 0;
 
 			out[i] = (bits + up) >> 16;
 		}

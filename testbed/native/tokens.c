@@ -1,5 +1,5 @@
-// The process's side of an exchange by tokens: bpf/shared/token_abi.h. It packs all frames, sends the
-// first ones, and sleeps until everything has landed.
+// The process's side of an exchange by tokens: bpf/shared/token_abi.h. It packs all frames, sends
+// the first ones, and sleeps until everything has landed.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -72,10 +72,10 @@ static void pack_frame(struct tokens *t, struct token_partner *p, const float *x
 
 	rows = rows < p->rows_out ? rows : p->rows_out;
 	if (rows > p->packed) {
-		uint32_t absmax = pack_rows(
-			&t->source, x, p->rows + p->packed, rows - p->packed, p->rows_out - p->packed,
-			message + p->packed * row_bytes,
-			t->stepped ? (float *)(steps + 4 * p->packed) : NULL);
+		uint32_t absmax = pack_rows(&t->source, x, p->rows + p->packed, rows - p->packed,
+					    p->rows_out - p->packed,
+					    message + p->packed * row_bytes,
+					    t->stepped ? (float *)(steps + 4 * p->packed) : NULL);
 
 		if (absmax >= INFINITE)
 			p->flags_out |= PINCH_FLAG_NONFINITE;
@@ -255,8 +255,7 @@ int tokens_end(struct tokens *t, uint32_t gone, uint32_t late)
 	__atomic_fetch_or(&t->control->late, late, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&t->control->ended, 1, __ATOMIC_SEQ_CST);
 	for (uint32_t i = 0; i < t->config->partners && !error; i++) {
-		struct token_frame f =
-			head_of(t, t->partners[i].rank, PINCH_HANDSHAKE, t->seq, 0);
+		struct token_frame f = head_of(t, t->partners[i].rank, PINCH_HANDSHAKE, t->seq, 0);
 
 		f.head.flags = gone ? PINCH_FLAG_ENDED : PINCH_FLAG_ENDED | PINCH_FLAG_LATE;
 		f.head.gone = gone ? gone : late;

@@ -43,8 +43,8 @@ def test_memory_that_stays_is_found():
 def test_memory_counts_only_what_a_process_does_not_share():
     before = mine()
     held = bytearray(os.urandom(1 << 20) * 32)
-    assert 32 << 20 <= mine().memory - before.memory < 40 << 20
-    assert len(held) == 32 << 20
+    grown = mine().memory - before.memory
+    assert abs(grown - len(held)) < 4 << 20  # other objects come and go meanwhile
 
 
 @pytest.mark.kernel
