@@ -28,7 +28,7 @@ LARGEST = 16 << 20  # bytes
 
 
 class _Part(Table):
-    """A part of the file, of which more is there than the report shows."""
+    """A part of the file. The file has more of them than the report shows."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -6,8 +6,8 @@
  * The payload is first copied to a buffer of this CPU, so that all kinds read it in the same way.
  * Sums are stored elsewhere, so that each of many runs adds the same numbers.
  */
-#include "lib/bpf.h"
 #include "lib/float32.h"
+#include "lib/maps.h"
 #include "shared/additions_abi.h"
 
 struct additions_payload {
@@ -21,17 +21,8 @@ struct {
 	__type(value, struct additions_payload);
 } payload SEC(".maps");
 
-#define ADDITIONS_ARRAY(name)                            \
-	struct {                                         \
-		__uint(type, BPF_MAP_TYPE_ARRAY);        \
-		__uint(map_flags, BPF_F_MMAPABLE);       \
-		__uint(max_entries, 1);                  \
-		__type(key, __u32);                      \
-		__type(value, struct additions_payload); \
-	} name SEC(".maps")
-
-ADDITIONS_ARRAY(input);
-ADDITIONS_ARRAY(sums);
+MAPPED_ARRAY(input, struct additions_payload);
+MAPPED_ARRAY(sums, struct additions_payload);
 
 struct additions_work {
 	__u64 *sums;

@@ -8,36 +8,18 @@
  * testbed/protocol/token/rank.py.
  */
 #include "lib/frame.h"
+#include "lib/maps.h"
 #include "lib/word.h"
 #include "shared/token_abi.h"
 
 const volatile struct token_config token_config = {};
 
-#define TOKEN_ARRAY(name, record)                  \
-	struct {                                   \
-		__uint(type, BPF_MAP_TYPE_ARRAY);  \
-		__uint(map_flags, BPF_F_MMAPABLE); \
-		__uint(max_entries, 1);            \
-		__type(key, __u32);                \
-		__type(value, record);             \
-	} name SEC(".maps")
-
-/* The same with elements of `room` bytes. */
-#define TOKEN_BUFFER(name)                         \
-	struct {                                   \
-		__uint(type, BPF_MAP_TYPE_ARRAY);  \
-		__uint(map_flags, BPF_F_MMAPABLE); \
-		__uint(max_entries, 1);            \
-		__uint(key_size, sizeof(__u32));   \
-		__uint(value_size, TOKEN_LINE);    \
-	} name SEC(".maps")
-
-TOKEN_ARRAY(token_control, struct token_control);
-TOKEN_ARRAY(token_outs, struct token_out);   /* `outs` of each parity */
-TOKEN_ARRAY(token_order, __u64);	     /* frames in the order in which they are sent */
-TOKEN_ARRAY(token_slots, struct token_slot); /* `slots` of each parity */
-TOKEN_BUFFER(token_payloads);		     /* data to send, by frame */
-TOKEN_BUFFER(token_landing);		     /* data that has landed, by slot */
+MAPPED_ARRAY(token_control, struct token_control);
+MAPPED_ARRAY(token_outs, struct token_out);   /* `outs` of each parity */
+MAPPED_ARRAY(token_order, __u64);	      /* frames in the order in which they are sent */
+MAPPED_ARRAY(token_slots, struct token_slot); /* `slots` of each parity */
+MAPPED_BUFFER(token_payloads);		      /* data to send, by frame */
+MAPPED_BUFFER(token_landing);		      /* data that has landed, by slot */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -167,16 +149,23 @@ static __always_inline int refill(struct xdp_md *ctx, struct token_control *c)
 	return fill(ctx, (seq_of(next) & 1) * token_config.outs + *frame, 0);
 }
 
+/* Which of this rank's frames another rank's refers to: its index in token_outs. */
+static __always_inline bool find_out(const struct ring_frame *f, __u32 *index)
+{
+	const volatile struct token_pair *pair = &token_config.pairs[f->sender % RING_MAX_RANKS];
+
+	*index = (f->seq & 1) * token_config.outs + pair->out + f->number;
+	return f->number < pair->frames_out;
+}
+
 static __always_inline int on_token(struct xdp_md *ctx, struct token_control *c,
 				    struct ring_frame *f)
 {
-	__u32 sender = f->sender, seq = f->seq, number = f->number, index;
-	const volatile struct token_pair *pair = &token_config.pairs[sender % RING_MAX_RANKS];
+	__u32 seq = f->seq, index;
 	struct token_out *out;
 
-	if (number >= pair->frames_out)
+	if (!find_out(f, &index))
 		return drop(DROP_BAD_CHUNK);
-	index = (seq & 1) * token_config.outs + pair->out + number;
 	out = bpf_map_lookup_elem(&token_outs, &index);
 	if (!out || *(volatile __u32 *)&out->seq != seq)
 		return drop(DROP_BAD_SEQ);
@@ -210,17 +199,15 @@ static __always_inline int on_ask(struct xdp_md *ctx, struct token_control *c,
 				  struct token_frame *t)
 {
 	struct ring_frame *f = &t->head;
-	__u32 sender = f->sender, seq = f->seq, number = f->number, index;
-	const volatile struct token_pair *pair = &token_config.pairs[sender % RING_MAX_RANKS];
 	struct token_out *out;
+	__u32 index;
 
-	if (number >= pair->frames_out)
+	if (!find_out(f, &index))
 		return drop(DROP_BAD_CHUNK);
-	index = (seq & 1) * token_config.outs + pair->out + number;
 	out = bpf_map_lookup_elem(&token_outs, &index);
 	if (!out)
 		return XDP_DROP;
-	if (c->ended || *(volatile __u32 *)&out->seq != seq)
+	if (c->ended || *(volatile __u32 *)&out->seq != f->seq)
 		return answer(t, c);
 	count(TOKEN_RESENT, 1);
 	return fill(ctx, index, f->attempt);

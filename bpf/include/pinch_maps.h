@@ -2,49 +2,30 @@
 /* The maps of one exchange. Sizes that depend on the graph are set before the programs load. */
 #pragma once
 
-#include "lib/bpf.h"
+#include "lib/maps.h"
 #include "shared/pinch_abi.h"
 
 const volatile struct pinch_config pinch_config = {};
 
-#define PINCH_ARRAY(name, record)                  \
-	struct {                                   \
-		__uint(type, BPF_MAP_TYPE_ARRAY);  \
-		__uint(map_flags, BPF_F_MMAPABLE); \
-		__uint(max_entries, 1);            \
-		__type(key, __u32);                \
-		__type(value, record);             \
-	} name SEC(".maps")
-
-/* The same with elements of a size that the loader sets. */
-#define PINCH_BUFFER(name)                         \
-	struct {                                   \
-		__uint(type, BPF_MAP_TYPE_ARRAY);  \
-		__uint(map_flags, BPF_F_MMAPABLE); \
-		__uint(max_entries, 1);            \
-		__uint(key_size, sizeof(__u32));   \
-		__uint(value_size, 8);             \
-	} name SEC(".maps")
-
-PINCH_ARRAY(pinch_control, struct pinch_control);
-PINCH_ARRAY(pinch_frames, struct pinch_frame); /* frames to send, by number */
-PINCH_ARRAY(pinch_flows, struct pinch_flow);
+MAPPED_ARRAY(pinch_control, struct pinch_control);
+MAPPED_ARRAY(pinch_frames, struct pinch_frame); /* frames to send, by number */
+MAPPED_ARRAY(pinch_flows, struct pinch_flow);
 /* numbers of each flow's frames, ascending: `capacity` per flow */
-PINCH_ARRAY(pinch_schedule, __u64);
-PINCH_ARRAY(pinch_sent, struct pinch_sent); /* what was sent, by number: `capacity` per flow */
+MAPPED_ARRAY(pinch_schedule, __u64);
+MAPPED_ARRAY(pinch_sent, struct pinch_sent); /* what was sent, by number: `capacity` per flow */
 /* vertices of other ranks, by rank and by number at their owner */
-PINCH_ARRAY(pinch_vertices, struct pinch_vertex);
-PINCH_ARRAY(pinch_edges, struct pinch_edge);
-PINCH_ARRAY(pinch_hubs, struct pinch_hub);
-PINCH_ARRAY(pinch_hub_queue, __u64); /* seq << 32 | slot in `pinch_hubs` */
+MAPPED_ARRAY(pinch_vertices, struct pinch_vertex);
+MAPPED_ARRAY(pinch_edges, struct pinch_edge);
+MAPPED_ARRAY(pinch_hubs, struct pinch_hub);
+MAPPED_ARRAY(pinch_hub_queue, __u64); /* seq << 32 | slot in `pinch_hubs` */
 /* frames to retransmit, as seq << 32 | number: PINCH_SQ_ENTRIES per flow */
-PINCH_ARRAY(pinch_sq, __u64);
+MAPPED_ARRAY(pinch_sq, __u64);
 /* Bitmaps, as seq << 32 | 32 frames. A word with another sequence number counts as empty, so words
  * do not have to be cleared, and a late frame of an earlier number cannot set bits. */
-PINCH_ARRAY(pinch_seen, __u64);	 /* frames that have arrived, by sender */
-PINCH_ARRAY(pinch_acked, __u64); /* frames that peers have acknowledged: `acked_words` per peer */
+MAPPED_ARRAY(pinch_seen, __u64);  /* frames that have arrived, by sender */
+MAPPED_ARRAY(pinch_acked, __u64); /* frames that peers have acknowledged: `acked_words` per peer */
 /* frames that a peer needs, likewise, but without a sequence number */
-PINCH_ARRAY(pinch_wanted, __u64);
+MAPPED_ARRAY(pinch_wanted, __u64);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -55,7 +36,7 @@ struct {
 } pinch_peers SEC(".maps");
 
 /* Payloads to send; an element has room for that of a full frame. */
-PINCH_BUFFER(pinch_payloads);
+MAPPED_BUFFER(pinch_payloads);
 
 /* Payload rows of hubs, while they are added. */
 struct {
@@ -66,12 +47,12 @@ struct {
 } pinch_pending SEC(".maps");
 
 /* What has been received so far: `targets` rows per bank, bank after bank. */
-PINCH_BUFFER(pinch_accumulators);
+MAPPED_BUFFER(pinch_accumulators);
 
 /* Frames whose rows the process adds up: `landing` elements per bank, and how many of them are in
  * use. */
-PINCH_BUFFER(pinch_landing);
-PINCH_ARRAY(pinch_landed, __u64);
+MAPPED_BUFFER(pinch_landing);
+MAPPED_ARRAY(pinch_landed, __u64);
 
 struct pinch_scratch {
 	__u64 raw[PINCH_MAX_WORDS + PINCH_STEP];

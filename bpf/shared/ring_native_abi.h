@@ -8,7 +8,7 @@
 enum ring_native_size {
 	RING_CHECK_BYTES = 8, /* the last word of a chunk, the check of the words before it */
 	RING_MAX_STATUS = 1024,
-	RING_TRIPS = 4,	   /* latest round trips, of which the least counts; a power of two */
+	RING_TRIPS = 4,	   /* the least of so many round trips counts; a power of two */
 	RING_TIMED = 1024, /* probes whose times a process remembers; a power of two */
 };
 

@@ -54,8 +54,7 @@ struct token_config {
 	struct net_peer peers[RING_MAX_RANKS];
 };
 
-/* Cache lines that the process writes, one of which programs write, too, and one that they write.
- */
+/* Words that programs write in every exchange have cache lines of their own. */
 struct token_control {
 	__u32 open;    /* sequence number: frames of this one and of the next are accepted */
 	__u32 entered; /* sequence number that the process has entered */

@@ -18,13 +18,13 @@ enum tokens_waited {
 /* What goes to a partner, and comes from it. */
 struct token_partner {
 	__u32 rank;
-	__u32 first_row;    /* of its rows among this rank's halo rows */
-	__u64 rows_out;	    /* number of rows for it */
-	const __s64 *rows;  /* their positions */
-	__u64 rows_in;	    /* number of rows that it sends */
-	__u64 packed;	    /* rows packed so far */
-	__u32 flags_out;    /* enum token_flag, of these */
-	__u32 frames_taken; /* of its frames, those found intact */
+	__u32 first_row;   /* of its rows among this rank's halo rows */
+	__u64 rows_out;	   /* number of rows for it */
+	const __s64 *rows; /* their positions */
+	__u64 rows_in;	   /* number of rows that it sends */
+	__u64 packed;	   /* rows packed so far */
+	__u32 flags_out;   /* enum token_flag, of these */
+	__u32 flags_in;	   /* enum pinch_flag, of what has arrived */
 };
 
 struct tokens {

@@ -100,7 +100,7 @@ class Dialect(Protocol):
         """Return what a call makes: a `Foreign`, or a plain value."""
 
     def persistent(self, key: Any) -> Any:
-        """Return what a persistent id, of which the content is elsewhere, stands for."""
+        """Return what a persistent id stands for; its content is outside the pickle."""
 
 
 class _Budget:

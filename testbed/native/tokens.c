@@ -301,7 +301,7 @@ static int take(struct tokens *t, struct token_partner *p)
 		return TOKENS_DAMAGED;
 	}
 	for (uint32_t number = 0; number < frames; number++)
-		p->frames_taken |= slot_at(t, pair->slot + number)->flags << 1;
+		p->flags_in |= slot_at(t, pair->slot + number)->flags;
 	if (t->stepped && p->rows_in && !t->meeting)
 		memcpy(t->steps + p->first_row, landed_at(t, pair->slot) + rows, 4 * p->rows_in);
 	return TOKENS_COMPLETE;
@@ -315,14 +315,14 @@ static int take_all(struct tokens *t)
 		struct token_partner *p = &t->partners[i];
 		int outcome;
 
-		p->frames_taken = 0;
+		p->flags_in = 0;
 		outcome = take(t, p);
 		if (outcome == TOKENS_DIFFER)
 			return outcome;
 		if (outcome == TOKENS_DAMAGED)
 			result = outcome;
-		t->flags |= p->frames_taken >> 1;
-		if (p->frames_taken >> 1 & PINCH_FLAG_NONFINITE)
+		t->flags |= p->flags_in;
+		if (p->flags_in & PINCH_FLAG_NONFINITE)
 			t->nonfinite |= 1u << p->rank;
 	}
 	return result;

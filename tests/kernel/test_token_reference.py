@@ -15,7 +15,7 @@ from testbed.kernel import XDP_DROP, XDP_TX, BpfObject
 from testbed.kernel.abi import Struct, dtype
 from testbed.protocol.pinch.packet import NOBODY, Packet
 from testbed.protocol.sequence import NEWEST, seq_after
-from testbed.protocol.token.memory import COUNTERS, NO_PAIR, Config, Pair
+from testbed.protocol.token.memory import COUNTERS, Config, pairs_of
 from testbed.protocol.token.process import Process
 from testbed.protocol.token.rank import Rank
 from testbed.protocol.wire import Endpoint, Frame, PinchKind, decode, encode, net_peer
@@ -41,19 +41,8 @@ def endpoint(rank: int) -> Endpoint:
 
 def configs(shape: list[list[int]]) -> Iterator[Config]:
     for rank in range(len(shape)):
-        pairs, slot, out = [], 0, 0
-        for other in range(len(shape)):
-            into, away = shape[other][rank], shape[rank][other]
-            if not into:
-                pairs.append(NO_PAIR)
-                continue
-            pairs.append(Pair(slot, into, out, away))
-            slot, out = slot + into, out + away
-        order = sorted(
-            (number, pair.out + number) for pair in pairs for number in range(pair.frames_out)
-        )
-        frames = tuple(frame for _, frame in order)
-        yield Config(COOKIE, rank, len(shape), GROUP, TAG, ROOM, tuple(pairs), frames)
+        pairs = pairs_of((row[rank], away) for row, away in zip(shape, shape[rank], strict=True))
+        yield Config(COOKIE, rank, len(shape), GROUP, TAG, ROOM, pairs)
 
 
 class Member:

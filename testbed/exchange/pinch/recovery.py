@@ -11,7 +11,7 @@ from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.process import Waited
 from testbed.exchange.pinch.verdict import Words
-from testbed.protocol.pinch.policy import TRIES, Policy, Seen
+from testbed.protocol.pinch.policy import TRIES, Policy
 from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
@@ -19,7 +19,6 @@ __all__ = ["Recovery"]
 _MOST_PATIENCE = 0.05  # seconds
 _TELL = 1.0  # seconds for which a rank tells others that exchanges have ended
 _FAREWELL = 10  # round trips without an ask after which no rank lacks this one's last handshake
-_DOUBT = 1.5  # timeouts that a rank waits at most until it knows which ranks to name
 
 
 class Recovery:
@@ -80,7 +79,7 @@ class Recovery:
             if policy.look(seen):
                 moved = now
                 self.timer.progressed()
-            elif self._is_over(now - moved, policy, seen):
+            elif policy.is_over(seen, now - moved, self._timeout):
                 verdict = policy.verdict(seen)
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
                 port.handshakes.end(gone=verdict.silent, late=late)
@@ -93,14 +92,6 @@ class Recovery:
             left = 0.0 if port.sending.in_flight else self._patience - (now - moved)
             waited = port.process.wait(max(self.timer.timeout, left))
         return waited
-
-    def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
-        """Is it time to give up, after `still` seconds without progress?"""
-        return (
-            still > self._timeout
-            and policy.has_asked
-            and (policy.is_sure(seen) or still > _DOUBT * self._timeout)
-        )
 
     def linger(self) -> None:
         """Linger until all ranks have finished their exchanges, or know that exchanges have ended.

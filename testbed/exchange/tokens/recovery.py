@@ -15,7 +15,6 @@ __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
 _FAREWELL = 10  # round trips without an ask after which no rank lacks a frame of this one
-_DOUBT = 1.5  # timeouts that a rank waits at most until it knows which ranks to name
 _ASKS = 16  # frames that a rank is asked for at once
 
 
@@ -69,7 +68,7 @@ class Recovery:
             if policy.look(seen) and waited is Waited.TIME_UP:
                 moved = now
                 self.timer.progressed()
-            elif self._is_over(now - moved, policy, seen):
+            elif policy.is_over(seen, now - moved, self._timeout):
                 verdict = policy.verdict(seen)
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
                 port.end(verdict.silent, late)
@@ -83,16 +82,8 @@ class Recovery:
         port.control.waits = 0
         return waited
 
-    def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
-        """Is it time to give up, after `still` seconds without progress?"""
-        return (
-            still > self._timeout
-            and policy.has_asked
-            and (policy.is_sure(seen) or still > _DOUBT * self._timeout)
-        )
-
     def _ask(self, attempt: int) -> None:
-        """Ask for what is missing; of a rank of which nothing has come, for its first frame."""
+        """Ask each rank for what is missing, or only for its first frame if nothing has come."""
         for partner in self.port.layout.partners:
             missing = self.port.missing(partner, self._meeting)
             if len(missing):

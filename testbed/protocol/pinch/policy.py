@@ -25,6 +25,9 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, frames_in
 
 __all__ = ["TRIES", "Actions", "Policy", "Seen", "Up", "Verdict", "cover"]
 
+_DOUBT = 1.5
+"""Timeouts that a rank waits at most until it knows which ranks to name."""
+
 TRIES = 20
 """Unanswered asks after which a rank counts as silent. With 30 % loss each way, this happens to a
 rank that is up once in a million times.
@@ -196,6 +199,12 @@ class Policy:
         stopped meanwhile.
         """
         return self.attempt >= self.tries
+
+    def is_over(self, seen: Seen, still: float, timeout: float) -> bool:
+        """Is it time to give up, after `still` seconds without progress?"""
+        return (
+            still > timeout and self.has_asked and (self.is_sure(seen) or still > _DOUBT * timeout)
+        )
 
     def is_sure(self, seen: Seen) -> bool:
         """Is it clear which ranks to name?

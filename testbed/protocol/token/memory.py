@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from testbed.kernel.abi import constant, counter_names
 
-__all__ = ["COUNTERS", "FLAGS", "NO_PAIR", "Config", "Memory", "Out", "Pair", "Peer", "Slot"]
+__all__ = ["COUNTERS", "FLAGS", "Config", "Memory", "Out", "Pair", "Peer", "Slot", "pairs_of"]
 
 COUNTERS = counter_names("token_counter", "TOKEN_")
 
@@ -30,7 +32,16 @@ class Pair(NamedTuple):
     frames_out: int = 0
 
 
-NO_PAIR = Pair()
+def pairs_of(counts: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
+    """Number the frames of a rank.
+
+    :param counts: By rank, frames that come from it, and frames for it; none: it is no partner.
+    """
+    pairs, slot, out = [], 0, 0
+    for into, away in counts:
+        pairs.append(Pair(slot, into, out, away) if into or away else Pair())
+        slot, out = slot + into, out + away
+    return tuple(pairs)
 
 
 class Out(NamedTuple):
@@ -73,7 +84,6 @@ class Config:
 
     :param room: Words of data in a frame, at most.
     :param pairs: By rank.
-    :param order: Frames in the order in which they are sent.
     """
 
     cookie: int
@@ -83,7 +93,14 @@ class Config:
     tag: int
     room: int
     pairs: tuple[Pair, ...]
-    order: tuple[int, ...] = ()
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Frames in the order in which they are sent."""
+        frames = sorted(
+            (number, pair.out + number) for pair in self.pairs for number in range(pair.frames_out)
+        )
+        return tuple(frame for _, frame in frames)
 
     @property
     def slots(self) -> int:

@@ -123,51 +123,43 @@ class Process:
 
     def ask(self, partner: int, number: int, attempt: int) -> Packet:
         """Ask a partner for a frame (``tokens_ask``)."""
-        config = self.rank.config
-        return sealed(
-            Packet(
-                config.rank,
-                partner,
-                PinchKind.ASK,
-                config.group,
-                config.cookie,
-                self.seq,
-                sender=config.rank,
-                receiver=partner,
-                length=8,
-                tag=config.tag,
-                attempt=attempt,
-                prev=0,
-                body=(0,) * (1 + config.room),
-            ).having(number=number)
-        )
+        body = (0,) * (1 + self.rank.config.room)
+        asks = self._frame(PinchKind.ASK, partner, body)._replace(attempt=attempt)
+        return sealed(asks.having(number=number))
 
     def end(self, gone: int, late: int) -> list[Packet]:
         """Give up, and tell all partners (``tokens_end``)."""
-        rank, config = self.rank, self.rank.config
+        rank = self.rank
         rank.gone |= gone
         rank.late |= late
         rank.ended = 1
+        flags = FLAGS.ENDED | (0 if gone else FLAGS.LATE)
         return [
             sealed(
-                Packet(
-                    config.rank,
-                    partner,
-                    PinchKind.HANDSHAKE,
-                    config.group,
-                    config.cookie,
-                    self.seq,
-                    sender=config.rank,
-                    receiver=partner,
-                    flags=FLAGS.ENDED | (0 if gone else FLAGS.LATE),
-                    length=8,
-                    tag=config.tag,
-                    prev=0,
-                    body=(0,),
-                ).having(gone=gone or late)
+                self._frame(PinchKind.HANDSHAKE, partner, (0,))
+                ._replace(flags=flags)
+                .having(gone=gone or late)
             )
-            for partner in config.partners
+            for partner in rank.config.partners
         ]
+
+    def _frame(self, kind: PinchKind, partner: int, body: tuple[int, ...]) -> Packet:
+        """A frame without data for a partner (``head_of``)."""
+        config = self.rank.config
+        return Packet(
+            config.rank,
+            partner,
+            kind,
+            config.group,
+            config.cookie,
+            self.seq,
+            sender=config.rank,
+            receiver=partner,
+            length=8,
+            tag=config.tag,
+            prev=0,
+            body=body,
+        )
 
 
 def _is_intact(slot: Slot) -> bool:

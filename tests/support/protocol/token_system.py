@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from testbed.protocol.pinch.packet import Packet
 from testbed.protocol.sequence import seq_after
-from testbed.protocol.token.memory import NO_PAIR, Config, Pair
+from testbed.protocol.token.memory import Config, pairs_of
 from testbed.protocol.token.process import Process
 from testbed.protocol.token.rank import Rank
 from testbed.protocol.wire import PinchKind
@@ -69,19 +69,11 @@ class Scene:
 
 def make_config(scene: Scene, rank: int) -> Config:
     """The configuration of a rank."""
-    pairs, slot, out = [], 0, 0
-    for other in range(scene.ranks):
-        into, away = scene.count(other, rank), scene.count(rank, other)
-        if other == rank or not into + away:
-            pairs.append(NO_PAIR)
-            continue
-        pairs.append(Pair(slot, into, out, away))
-        slot, out = slot + into, out + away
-    order = sorted(
-        (number, pair.out + number) for pair in pairs for number in range(pair.frames_out)
+    pairs = pairs_of(
+        (0, 0) if other == rank else (scene.count(other, rank), scene.count(rank, other))
+        for other in range(scene.ranks)
     )
-    frames = tuple(frame for _, frame in order)
-    return Config(COOKIE, rank, scene.ranks, GROUP, TAG, 1, tuple(pairs), frames)
+    return Config(COOKIE, rank, scene.ranks, GROUP, TAG, 1, pairs)
 
 
 class Parts(NamedTuple):
