@@ -105,7 +105,7 @@ def _runs_in(path: Path) -> Iterator[tuple[str, Path]]:
     plan = plan_of(path)
     if not plan["scenario"]:
         raise SpecError(f"report: {path}: is a sweep of a bench: must be of a scenario")
-    trials = list(done_trials(path))
+    trials = list(done_trials(path, plan))
     if not trials:
         raise SpecError(f"report: {path}: no trial of the sweep has succeeded yet")
     for trial, folder in trials:

@@ -2,7 +2,7 @@
 
 import glob
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,15 @@ from testbed.telemetry.profile import MACHINE
 __all__ = ["done_trials", "each_run", "load", "origin", "plan_of"]
 
 LARGEST = 256 << 20  # bytes of a file in JSON
+_OTHER_SHAPES = (
+    LookupError,
+    ArithmeticError,
+    TypeError,
+    ValueError,
+    NotImplementedError,  # of pandas: rows that are no list
+    AttributeError,
+)
+"""What reading values raises that are not where, or what, a bench writes."""
 
 SCALES = {
     "time_us.min": ("time_min", "s", 1e-6),
@@ -123,7 +132,7 @@ def _run(place: Path) -> pd.DataFrame:
 def _sweep(place: Path) -> pd.DataFrame | None:
     plan = plan_of(place)
     frames = []
-    for trial, folder in done_trials(place):
+    for trial, folder in done_trials(place, plan):
         frame = _run(folder) if plan["scenario"] else _bench(folder / "bench.json")
         if frame is None:
             continue
@@ -150,9 +159,12 @@ def plan_of(place: Path) -> dict[str, Any]:
     return found
 
 
-def done_trials(place: Path) -> Iterator[tuple[Trial, Path]]:
-    """Yield the trials of a sweep that have succeeded, each with its folder."""
-    cells = make_cells(plan_of(place)["grid"])
+def done_trials(place: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Trial, Path]]:
+    """Yield the trials of a sweep that have succeeded, each with its folder.
+
+    :param plan: As `plan_of` returns it.
+    """
+    cells = make_cells(plan["grid"])
     for name, end in ends(place).items():
         cell, _, number = name.partition("-")
         if end.error is None and int(cell) < len(cells):
@@ -163,7 +175,7 @@ def _bench(place: Path) -> pd.DataFrame | None:
     """Melt a bench's rows: a row for each measure of each; None if the file is no bench's."""
     try:
         return _melted(read_object(place, LARGEST), place)
-    except (SpecError, KeyError, TypeError, ValueError, NotImplementedError, AttributeError):
+    except (SpecError, *_OTHER_SHAPES):
         return None
 
 

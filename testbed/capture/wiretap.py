@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from testbed.capture.guard import Guard
-from testbed.capture.order import enter, leave, locked
+from testbed.capture.order import enter, leave, locked, order
 from testbed.capture.pcapng import INBOUND, OUTBOUND, Packet
 from testbed.capture.ports import End, Port
 from testbed.core.closing import Stacked
@@ -102,11 +102,15 @@ class Tap(Stacked):
         return _Watched(end, namespace, namespace.index(end.ifname), opened, loaded)
 
     def _leave(self) -> None:
+        own = {number for watched in self._watched for number in watched.loaded}
         with locked(self._folder):
             for link in xdp_links():
-                for own in (own for watched in self._watched for own in watched.loaded):
-                    with suppress(KernelError):  # the others are still to be undone
-                        leave(XdpLink(link.number, _BEHIND), own)
+                programs, present = XdpLink(link.number, _BEHIND), list[int]()
+                with suppress(KernelError):  # the others are still to be undone
+                    present = order(programs)
+                for each in own.intersection(present):
+                    with suppress(KernelError):
+                        leave(programs, each)
 
     def _refresh(self) -> None:
         self._refreshed = time.monotonic()

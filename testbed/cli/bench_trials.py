@@ -112,7 +112,7 @@ class BenchTrials:
         try:
             rows = read_object(place, LARGEST)["rows"]
             frame = pd.json_normalize(rows).assign(trial=trial.number)
-        except (KeyError, TypeError, NotImplementedError, AttributeError) as error:
+        except (KeyError, TypeError, NotImplementedError) as error:
             raise SpecError(f"{place}: is not what a bench writes: {error!r}") from error
         # Lists of values of several types, which a table cannot hold: bench.json has them.
         return frame.drop(columns=["telemetry.samples", "telemetry.counts"], errors="ignore")

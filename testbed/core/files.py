@@ -123,13 +123,14 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, mark: str = "partial") -> Iterator[Path]:
     """Let the caller write a file under another name, then move it into place: readers see all of
     it or none, and so does whoever looks after a power failure. An error leaves what was there.
 
     What replaces a file keeps its owner and mode; where a symbolic link leads is replaced, and a
     device or FIFO is written to.
 
+    :param mark: In the other name; of each writer's own, if there may be several.
     :raises OSError: The disk is full, or refuses it for another reason.
     """
     place = Path(os.path.realpath(path))
@@ -137,7 +138,7 @@ def replacing(path: Path) -> Iterator[Path]:
     if before is not None and not stat.S_ISREG(before.st_mode):
         yield path
         return
-    partial = place.with_name(f".{place.name}.partial")
+    partial = place.with_name(f".{place.name}.{mark}")
     try:
         yield partial
         if before is not None:
@@ -152,9 +153,9 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
+def write_whole(path: Path, data: str | bytes, mark: str = "partial") -> None:
     """Write a file by `replacing`."""
-    with replacing(path) as partial:
+    with replacing(path, mark) as partial:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
 
 

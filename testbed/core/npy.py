@@ -3,7 +3,11 @@ compared with what is there before anything is read or mapped into memory.
 """
 
 import io
+import lzma
 import math
+import struct
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -14,9 +18,23 @@ from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
 from testbed.core.files import check_regular
-from testbed.core.numbers import cut, shown
+from testbed.core.numbers import cut, shown, why
 
-__all__ = ["Header", "map_array", "map_at", "read_header"]
+__all__ = ["ZIP_FAILURES", "Header", "map_array", "map_at", "read_header"]
+
+ZIP_FAILURES: Final = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    OverflowError,
+    RuntimeError,  # an encrypted member; NotImplementedError: another way to compress
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What `zipfile` raises for a damaged file, such as an NPZ file."""
 
 LARGEST: Final = 1 << 14  # bytes of a header; numpy itself refuses more than 10,000
 MOST_AXES: Final = 8
@@ -53,8 +71,7 @@ def read_header(file: IO[bytes], name: str) -> Header:
         read = npy_format.read_array_header_1_0 if first else npy_format.read_array_header_2_0
         shape, fortran, dtype = read(start)
     except Exception as error:  # whatever the parser of Python raises for a damaged one
-        why = cut(" ".join(str(error).split()) or type(error).__name__)
-        raise SpecError(f"{name}: is no .npy file, or is torn: {why}") from error
+        raise SpecError(f"{name}: is no .npy file, or is torn: {why(error)}") from error
     whole = all(type(size) is int and size >= 0 for size in shape) and len(shape) <= MOST_AXES
     if dtype.kind not in "biuf" or not whole:
         raise SpecError(f"{name}: is of {cut(str(dtype))}, {shown(shape)}: must be of numbers")

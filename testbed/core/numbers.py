@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from testbed.core.errors import SpecError
 
-__all__ = ["Real", "Whole", "cut", "format_size", "read_real", "read_whole", "shown"]
+__all__ = ["Real", "Whole", "cut", "format_size", "read_real", "read_whole", "shown", "why"]
 
 MOST_DIGITS = 64
 _WHOLE = re.compile(rf"[+-]?[0-9]{{1,{MOST_DIGITS}}}")
@@ -37,6 +37,11 @@ def read_real(text: str) -> float | None:
 def cut(text: str) -> str:
     """Return the text of a value for an error; a long one is cut off."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def why(error: Exception) -> str:
+    """Return an error's text on one line; its type's name, if it has none."""
+    return cut(" ".join(str(error).split()) or type(error).__name__)
 
 
 def shown(value: object) -> str:

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from testbed.core.errors import SpecError
 from testbed.core.files import most_expanded
-from testbed.core.numbers import cut, shown
+from testbed.core.numbers import cut, shown, why
 from testbed.core.thrift import BrokenThrift, read_struct
 
-__all__ = ["Parquet", "read_frame", "why"]
+__all__ = ["Parquet", "read_frame"]
 
 T = TypeVar("T")
 
@@ -143,11 +143,6 @@ def read_frame(source: Path | bytes, name: str, columns: Mapping[str, str]) -> p
         raise SpecError(f"{name}: cannot be read: {why(error)}") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise SpecError(f"{name}: does not hold what it must: {why(error)}") from error
-
-
-def why(error: Exception) -> str:
-    """Return an error's text on one line."""
-    return cut(" ".join(str(error).split()) or type(error).__name__)
 
 
 def _check(name: str, need: int, most: int) -> None:

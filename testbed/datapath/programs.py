@@ -90,8 +90,10 @@ def check_frames(program: Compiled, mtu: int) -> None:
 
     :raises SpecError: The program is to run in the driver, and takes no frames in pieces.
     """
+    if program.hook != "xdp" or mtu <= MAX_LINEAR_MTU:
+        return
     section = programs_of(program.path)[program.function].section
-    if program.hook == "xdp" and mtu > MAX_LINEAR_MTU and ".frags" not in section:
+    if ".frags" not in section:
         raise SpecError(
             f"program {program.source}: section {section!r}: with an MTU of {mtu}, above"
             f" {MAX_LINEAR_MTU}, frames come in pieces, of which it would see the first: must be"

@@ -8,7 +8,6 @@ its sizes are compared with the bytes that are there. Nothing is imported or cal
 """
 
 import math
-import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
-from testbed.core.numbers import cut, shown
+from testbed.core.npy import ZIP_FAILURES
+from testbed.core.numbers import cut, shown, why
 from testbed.gnn.unpickle import Foreign, RefusedPickle, unpickle
 
 __all__ = ["Tensor", "TorchFile"]
@@ -84,9 +84,9 @@ class TorchFile:
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
-        except _FAILURES as error:
+        except ZIP_FAILURES as error:
             raise SpecError(
-                f"{path}: is damaged, or is no file of torch.save: {_why(error)}"
+                f"{path}: is damaged, or is no file of torch.save: {why(error)}"
             ) from None
         roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
         if len(roots) != 1:
@@ -144,8 +144,8 @@ class TorchFile:
                 if entry.file_size > most:
                     raise ValueError(f"has {entry.file_size} bytes: must be at most {most}")
                 return archive.read(entry)
-        except _FAILURES as error:
-            raise SpecError(f"{self._path}: {cut(name)}: is damaged: {_why(error)}") from None
+        except ZIP_FAILURES as error:
+            raise SpecError(f"{self._path}: {cut(name)}: is damaged: {why(error)}") from None
 
 
 class _Torch:
@@ -214,18 +214,6 @@ class _Torch:
 
 _REBUILD: Final = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3")
 
-_FAILURES: Final = (
-    OSError,
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
-    KeyError,
-    ValueError,
-    EOFError,
-    RuntimeError,  # an encrypted member; NotImplementedError: another format
-    OverflowError,
-    struct.error,
-)
-
 
 def _tensor(
     storage: _Storage,
@@ -246,7 +234,3 @@ def _tensor(
 
 def _size(item: str | None) -> int:
     return 0 if item is None else 2 if item == "bf16" else np.dtype(item).itemsize
-
-
-def _why(error: Exception) -> str:
-    return cut(" ".join(str(error).split()) or type(error).__name__)

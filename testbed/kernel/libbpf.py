@@ -7,6 +7,7 @@ Only the functions that the testbed uses are declared, with the types of ``bpf/l
 import ctypes
 import ctypes.util
 import errno
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -172,12 +173,15 @@ class _Said(threading.local):
 
 
 _SAID = _Said()
+_LIBC = ctypes.CDLL(None)
 
 
 def _listen(level: int, form: bytes, arguments: int) -> int:
+    if level != _WARNING and not logger.isEnabledFor(logging.DEBUG):
+        return 0
     text = ctypes.create_string_buffer(1024)
     # A va_list is passed as an address on all 64-bit machines that Linux has XDP on.
-    ctypes.CDLL(None).vsnprintf(text, c_size_t(len(text)), form, c_void_p(arguments))
+    _LIBC.vsnprintf(text, c_size_t(len(text)), form, c_void_p(arguments))
     line = text.value.decode(errors="replace").strip()
     if level == _WARNING:
         _SAID.lines.append(line)

@@ -3,6 +3,7 @@ maps and programs by name.
 """
 
 import ctypes
+import errno
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -76,9 +77,10 @@ def programs_of(path: Path) -> dict[str, Entry]:
 def _opened(path: Path, options: ObjectOpenOpts) -> int:
     said()  # what was said before is not about this object
     handle: int | None = libbpf().bpf_object__open_file(str(path).encode(), ctypes.byref(options))
-    if not handle:
-        check(-ctypes.get_errno(), f"libbpf cannot open {path.name}")
-    return handle or 0
+    if handle is None:
+        check(-(ctypes.get_errno() or errno.EINVAL), f"libbpf cannot open {path.name}")
+    assert handle is not None
+    return handle
 
 
 def variables(path: Path) -> list[Symbol]:

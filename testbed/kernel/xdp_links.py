@@ -139,16 +139,17 @@ class XdpLink:
         lib = libbpf()
         with _opened_program(program) as fd:
             numbers = (ctypes.c_uint32 * _MAPS)()
-            asked = _ProgramInfo(map_count=_MAPS, maps=ctypes.addressof(numbers))
-            info = asked if fd is not None and _describe(fd, asked) else _ProgramInfo()
-            for number in numbers[: info.map_count]:
+            program_info = _ProgramInfo(map_count=_MAPS, maps=ctypes.addressof(numbers))
+            if fd is not None:
+                _describe(fd, program_info)
+            for number in numbers[: program_info.map_count] if fd is not None else ():
                 with _opened(lib.bpf_map_get_fd_by_id, number, "map") as table:
-                    described = _MapInfo()
-                    if table is None or not _describe(table, described):
+                    if table is None:
                         continue
+                    described = _MapInfo()
+                    _describe(table, described)
                     if described.name.decode(errors="replace") == self._table:
-                        kind, _, *sizes = described.numbers
-                        key, value, entries, flags = sizes
+                        kind, _, key, value, entries, flags = described.numbers
                         yield Map(self._table, table, kind, flags, key, value, entries)
                         return
         yield None
@@ -173,18 +174,20 @@ def program_number(fd: int) -> int:
 
 def _link(number: int) -> _LinkInfo | None:
     with _opened(libbpf().bpf_link_get_fd_by_id, number, "link") as fd:
+        if fd is None:
+            return None
         info = _LinkInfo()
-        return info if fd is not None and _describe(fd, info) else None
+        _describe(fd, info)
+        return info
 
 
-def _describe(fd: int, info: ctypes.Structure) -> bool:
+def _describe(fd: int, info: ctypes.Structure) -> None:
     """Have the kernel describe a link, program or map."""
     size = ctypes.c_uint32(ctypes.sizeof(info))
     check(
         libbpf().bpf_obj_get_info_by_fd(fd, ctypes.byref(info), ctypes.byref(size)),
         "information about a link, program or map",
     )
-    return True
 
 
 @contextmanager

@@ -78,6 +78,6 @@ def write(place: Path, value: Any) -> None:
     """Cache a JSON value; if that fails, probes will run again."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, json.dumps(value, indent=1))
+        write_whole(place, json.dumps(value, indent=1), str(os.getpid()))
     except OSError as error:
         log.info("%s: findings are not kept: %s", place, error)

@@ -23,7 +23,7 @@ class SimulationOptions(Table):
             " 10g"
         ),
     )
-    costs: str | None = Field(
+    costs: Annotated[str | None, FileName()] = Field(
         default=None,
         min_length=1,
         description=(
@@ -33,14 +33,8 @@ class SimulationOptions(Table):
 
     def located(self, folder: Path) -> Self:
         """Return them with files relative to a folder."""
-        files = {"hardware": self.hardware, "costs": self.costs}
-        return self.model_copy(
-            update={
-                key: str(folder / name)
-                for key, name in files.items()
-                if name is not None and name not in PRESETS
-            }
-        )
+        files = {key: str(folder / name) for key, name in FileName.within(self)}
+        return self.model_copy(update=files)
 
     @property
     def named(self) -> str:

@@ -121,6 +121,16 @@ def test_benches_are_tidy(tmp_path: Path) -> None:
     assert set(data["size_bytes"]) == {1024, 4096}
 
 
+@pytest.mark.parametrize(
+    "row", [{"telemetry": {"samples": [[1]]}}, {"time_us": {"min": 10**400}}, None, 3, {}]
+)
+def test_what_is_no_bench_is_left_out(row: Any, tmp_path: Path) -> None:
+    rows = [{"backend": "gloo", "hosts": 2, **row} if isinstance(row, dict) and row else row]
+    (tmp_path / "x.json").write_text(json.dumps({"rows": rows}))
+    with pytest.raises(SpecError, match="no run, sweep or bench is there"):
+        load(tmp_path / "x.json")
+
+
 def test_a_chart_is_saved_in_all_formats_with_its_points(
     runs: pd.DataFrame, tmp_path: Path
 ) -> None:

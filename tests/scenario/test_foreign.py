@@ -113,6 +113,13 @@ def test_code_that_the_user_names_or_trusts_is_loaded(tmp_path, monkeypatch):
             },
             "simulation.hardware",
         ),
+        (
+            {
+                "scenario": {"name": "x", "engine": "simulation"},
+                "simulation": {"costs": "/etc/passwd"},
+            },
+            "simulation.costs",
+        ),
     ],
 )
 def test_files_are_named_by_the_user_alone(keys, place):

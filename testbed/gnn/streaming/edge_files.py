@@ -8,11 +8,8 @@ NPZ file has ``src`` and ``dst``, or ``edge_index`` of shape (2, m), or a CSR's 
 """
 
 import io
-import lzma
 import math
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,28 +22,15 @@ from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
 from testbed.core.files import most_expanded
-from testbed.core.npy import map_at, read_header
-from testbed.core.numbers import cut
-from testbed.core.parquet import Parquet, why
+from testbed.core.npy import ZIP_FAILURES, map_at, read_header
+from testbed.core.numbers import cut, why
+from testbed.core.parquet import Parquet
 from testbed.gnn.streaming.edges import MOST_VERTICES, SAMPLE, Batch, Edges, Pair, narrow, rows_of
 
 __all__ = ["CsvEdges", "NpzEdges", "ParquetEdges"]
 
 NAMES: Final = (("src", "dst"), ("source", "target"), ("src_id", "dst_id"))
 _LOCAL = 30  # bytes of a local file header (APPNOTE.TXT 4.3.7)
-_FAILURES: Final = (
-    OSError,
-    EOFError,
-    KeyError,
-    ValueError,
-    RuntimeError,  # an encrypted member; NotImplementedError: another way to compress
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-"""What zipfile raises for a damaged file."""
-
 PLACES = 64
 """Places in a file that a sample is taken from."""
 
@@ -206,7 +190,7 @@ class NpzEdges(Edges):
         try:
             with zipfile.ZipFile(path) as archive:
                 held = {name.removesuffix(".npy") for name in archive.namelist()}
-        except _FAILURES as error:
+        except ZIP_FAILURES as error:
             raise SpecError(f"{path}: is no NPZ file, or is torn: {why(error)}") from error
         for name, axes in (("x", 2), ("y", 1)):
             if name in held and len(shape := self._shape(name)) != axes:
@@ -333,7 +317,7 @@ class _Array:
                     raise SpecError(f"{self._place}: must be an array in C's order")
                 self._file.seek(self.header.length + skip * self.dtype.itemsize)
                 self._open = undo.pop_all()
-        except _FAILURES as error:
+        except ZIP_FAILURES as error:
             raise SpecError(f"{self._place}: cannot be read: {why(error)}") from error
 
     def whole(self) -> NDArray[Any]:
@@ -357,7 +341,7 @@ class _Array:
         wanted = count * self.dtype.itemsize
         try:
             data = self._file.read(min(wanted, self.entry.file_size))
-        except _FAILURES as error:
+        except ZIP_FAILURES as error:
             raise SpecError(f"{self._place}: cannot be read: {why(error)}") from error
         if len(data) < wanted:
             raise SpecError(f"{self._place}: is torn: {len(data)} of {wanted} bytes are there")

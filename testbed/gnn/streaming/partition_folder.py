@@ -28,7 +28,8 @@ from testbed.core.closing import Stacked
 from testbed.core.errors import SpecError, StorageError
 from testbed.core.files import read_object, sync, sync_tree
 from testbed.core.npy import map_array
-from testbed.core.parquet import Parquet, why
+from testbed.core.numbers import why
+from testbed.core.parquet import Parquet
 from testbed.gnn.streaming.edge_policy import Masters, Vertices
 from testbed.gnn.streaming.edges import check_vertices
 from testbed.host import estimates

@@ -393,7 +393,7 @@ class _Partitioning:
         if known is None:
             with self._lock:
                 self._seen = max(self._seen, most + 1 if len(pair[0]) else 0)
-        else:
+        elif most >= known:
             for ends in pair:
                 check_vertices(ends, known, self._edges.name)
         return most
