@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from testbed.bench.exchange_session import Case, Measured
-from testbed.bench.exchange_table import COUNTS, Table, count_cells, exchanges_against_sockets
+from testbed.bench.exchange_table import (
+    COUNTS,
+    EXCHANGE,
+    Table,
+    count_cells,
+    exchanges_against_sockets,
+)
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
@@ -22,7 +28,7 @@ __all__ = ["Row", "check_grid", "header_lines", "make_case", "row_line", "summar
 MOST_ENTRIES = 1 << 26
 
 _TABLE = Table(
-    ("exchange", "", -9),
+    EXCHANGE,
     ("dim", "", 4),
     ("degree", "", 6),
     ("vertices", "", 8),

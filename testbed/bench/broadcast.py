@@ -14,7 +14,13 @@ import numpy as np
 
 from testbed.bench.exchange_calls import LARGEST
 from testbed.bench.exchange_session import Case, Measured
-from testbed.bench.exchange_table import COUNTS, Table, count_cells, exchanges_against_sockets
+from testbed.bench.exchange_table import (
+    COUNTS,
+    EXCHANGE,
+    Table,
+    count_cells,
+    exchanges_against_sockets,
+)
 from testbed.core.errors import SpecError
 from testbed.core.medians import Median
 from testbed.core.numbers import format_size
@@ -39,7 +45,7 @@ the time of TCP sends.
 """
 
 _TABLE = Table(
-    ("exchange", "", -9),
+    EXCHANGE,
     ("receivers", "", 9),
     ("size", "(B)", 9),
     ("min", "(us)", 10),

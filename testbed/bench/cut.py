@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from testbed.bench.exchange_session import Case, Measured
-from testbed.bench.exchange_table import COUNTS, Table, count_cells, exchanges_against_sockets
+from testbed.bench.exchange_table import (
+    COUNTS,
+    EXCHANGE,
+    Table,
+    count_cells,
+    exchanges_against_sockets,
+)
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import Halo, make_halos
 from testbed.exchange.interface import MAX_DIM
@@ -32,7 +38,7 @@ GRAPHS = ("debian", "synthetic")
 """Data sets that need no files of the user's."""
 
 _TABLE = Table(
-    ("exchange", "", -9),
+    EXCHANGE,
     ("dim", "", 4),
     ("rows", "", 8),
     ("edges", "", 9),

@@ -7,11 +7,12 @@ from testbed.bench.exchange_session import Measured
 from testbed.core.medians import Median
 from testbed.exchange.registry import EXCHANGES
 
-__all__ = ["COUNTS", "Table", "count_cells", "exchanges_against_sockets"]
+__all__ = ["COUNTS", "EXCHANGE", "Table", "count_cells", "exchanges_against_sockets"]
 
 Column = tuple[str, str, int]
 """Name, unit, width; negative: to the left."""
 
+EXCHANGE: Column = ("exchange", "", -len("tcp-push-16"))
 COUNTS: list[Column] = [
     ("#wrong", "", 6),
     ("packets", "", 8),

@@ -77,10 +77,10 @@ def test_refusals(arguments, text):
 
 
 GOLDEN = """\
-# exchange   dim degree vertices       min    median       p99      rate  arrived    added #wrong  packets        wire retrans syscalls   syscalls
-#                                     (ms)      (ms)      (ms) (kvert/s)   (GB/s)   (GB/s)                         (B)         (sender) (receiver)
-  pinch       64     16     8192     2.000     4.000     5.960    2048.0    0.524    8.389      0       10        1000       0        2          1
-  tcp-push    64     16     8192     8.000     8.000     8.000    1024.0    0.262    4.194      0       20        2000       3        -          -
+# exchange     dim degree vertices       min    median       p99      rate  arrived    added #wrong  packets        wire retrans syscalls   syscalls
+#                                       (ms)      (ms)      (ms) (kvert/s)   (GB/s)   (GB/s)                         (B)         (sender) (receiver)
+  pinch         64     16     8192     2.000     4.000     5.960    2048.0    0.524    8.389      0       10        1000       0        2          1
+  tcp-push      64     16     8192     8.000     8.000     8.000    1024.0    0.262    4.194      0       20        2000       3        -          -
 # Against the best over sockets, medians of 1 to 3:
 #   dim  64, degree    16   2.00x  pinch 4.000 ms, tcp-push 8.000 ms  tie: of one measurement"""  # noqa: E501
 

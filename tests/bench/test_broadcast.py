@@ -119,10 +119,10 @@ def test_times_are_from_the_sender_to_the_last_receiver():
 
 
 GOLDEN = """\
-# exchange  receivers      size        min     median        p99     sender  goodput #wrong  packets        wire retrans syscalls   syscalls
-#                           (B)       (us)       (us)       (us)       (us)   (GB/s)                         (B)         (sender) (receiver)
-  pinch             7      1024       30.0       40.0       49.8       10.0    0.179      0        5         933       1        1          1
-  tcp-push          7      1024      100.0      100.0      100.0       10.0    0.072      2       14        2800       1        -          -
+# exchange    receivers      size        min     median        p99     sender  goodput #wrong  packets        wire retrans syscalls   syscalls
+#                             (B)       (us)       (us)       (us)       (us)   (GB/s)                         (B)         (sender) (receiver)
+  pinch               7      1024       30.0       40.0       49.8       10.0    0.179      0        5         933       1        1          1
+  tcp-push            7      1024      100.0      100.0      100.0       10.0    0.072      2       14        2800       1        -          -
 # Against the best over sockets, medians of 1 to 3:
 #       1K to  7   2.50x  pinch 40.0 us, tcp-push 100.0 us  tie: of one measurement  pass: at most 0.5 of the time"""  # noqa: E501
 

@@ -30,10 +30,10 @@ def test_choices_are_checked(arguments, text):
 
 
 GOLDEN = """
-# exchange   dim     rows     edges       min    median       p99 #wrong  packets        wire retrans syscalls   syscalls
-#                                        (ms)      (ms)      (ms)                         (B)         (sender) (receiver)
-  pinch       64    31177     93958     4.000     4.000     4.000      0     1446     4310000       0        2          2
-  tcp-push    64    31177     93958     8.000     8.000     8.000      0       20        2000       3        -          -
+# exchange     dim     rows     edges       min    median       p99 #wrong  packets        wire retrans syscalls   syscalls
+#                                          (ms)      (ms)      (ms)                         (B)         (sender) (receiver)
+  pinch         64    31177     93958     4.000     4.000     4.000      0     1446     4310000       0        2          2
+  tcp-push      64    31177     93958     8.000     8.000     8.000      0       20        2000       3        -          -
 # Against the best over sockets, medians of 1:
 #   dim  64   2.00x  pinch 4.000 ms, tcp-push 8.000 ms  tie: of one measurement
 """  # noqa: E501
