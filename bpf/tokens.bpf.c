@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* An exchange by tokens (bpf/shared/token_abi.h): rows land in memory that the process has mapped.
  *
- * The process fills its frames into a map and sends the first ones. Each lands at its receiver, and
- * goes back to its sender, whose program fills it with the next frame, for whichever receiver: no
- * process runs, and no buffer is allocated. A frame that does not arrive is asked for by the
- * receiver's process, and the sender's program answers. Reference model:
+ * The process fills its frames into a map and rings the doorbell: the kernel makes empty frames,
+ * all in one system call, and the doorbell's program fills each with the next frame, for whichever
+ * receiver. Frames too large for that are sent by the process, and each that has landed goes back
+ * to its sender, whose program fills it with the next. A frame that does not arrive is asked for by
+ * the receiver's process, and the sender's program answers. Reference model:
  * testbed/protocol/token/rank.py.
  */
 #include "lib/frame.h"
@@ -77,13 +78,17 @@ static __always_inline struct token_frame *frame_of(struct xdp_md *ctx)
 	return (void *)(t + 1) <= (void *)(long)ctx->data_end ? t : NULL;
 }
 
-/* Address the frame to another rank, and seal it. `length`: of all that follows the header. */
-static __always_inline int send_to(struct token_frame *t, __u32 to, __u32 length)
+/* Address the frame to another rank, and seal it. `length`: of all that counts behind the header.
+ * The packet is as long as the frame, though: a bridge would cut off what is longer (netfilter's
+ * br_validate_ipv4), and the frame would have no room any more for what it is filled with next. */
+static __always_inline int send_to(struct xdp_md *ctx, struct token_frame *t, __u32 to,
+				   __u32 length)
 {
 	struct ring_frame *f = &t->head;
 
 	frame_address(f, &token_config.peers[token_config.rank % RING_MAX_RANKS],
-		      &token_config.peers[to % RING_MAX_RANKS], length);
+		      &token_config.peers[to % RING_MAX_RANKS],
+		      bpf_xdp_get_buff_len(ctx) - sizeof(*f));
 	f->sender = token_config.rank;
 	f->receiver = to;
 	f->length = length;
@@ -121,32 +126,50 @@ static __always_inline int fill(struct xdp_md *ctx, __u32 index, __u16 attempt)
 	t->check = out->check;
 	count(TOKEN_SENT, 1);
 	count(TOKEN_SENT_BYTES, sizeof(struct token_frame) + bytes);
-	return send_to(t, out->receiver, sizeof(t->check) + bytes);
+	return send_to(ctx, t, out->receiver, sizeof(t->check) + bytes);
 }
 
-/* A token has come back: take the next frame that is ready. */
-static __always_inline int refill(struct xdp_md *ctx, struct token_control *c)
+/* Take the next frame that is ready: its index in token_outs. Returns a reason why there is none,
+ * or -1. */
+static __always_inline int take_next(struct token_control *c, __u32 *index)
 {
-	__u64 next = 0, ready;
+	__u64 next, ready;
 	__u64 *frame;
 	__u32 place;
-	int i;
 
-	for (i = 0; i < TOKEN_TRIES; i++) {
+	for (int i = 0; i < TOKEN_TRIES; i++) {
 		ready = word_read(&c->ready);
 		next = word_read(&c->next);
 		if (seq_of(next) != seq_of(ready) || next >= ready)
-			return drop(TOKEN_ENDS);
-		if (__sync_val_compare_and_swap(&c->next, next, next + 1) == next)
-			break;
+			return TOKEN_ENDS;
+		if (__sync_val_compare_and_swap(&c->next, next, next + 1) != next)
+			continue;
+		place = next;
+		frame = bpf_map_lookup_elem(&token_order, &place);
+		if (!frame)
+			return DROP_BAD_CHUNK;
+		*index = (seq_of(next) & 1) * token_config.outs + *frame;
+		return -1;
 	}
-	if (i == TOKEN_TRIES)
-		return drop(DROP_CONTENDED);
-	place = next;
-	frame = bpf_map_lookup_elem(&token_order, &place);
-	if (!frame)
-		return XDP_DROP;
-	return fill(ctx, (seq_of(next) & 1) * token_config.outs + *frame, 0);
+	return DROP_CONTENDED;
+}
+
+/* Does any frame fit into this one? */
+static __always_inline bool fits(struct xdp_md *ctx)
+{
+	return bpf_xdp_get_buff_len(ctx) >= sizeof(struct token_frame) + token_config.largest;
+}
+
+/* Fill a token that has come back with the next frame. */
+static __always_inline int refill(struct xdp_md *ctx, struct token_control *c)
+{
+	__u32 index;
+	int none;
+
+	if (!fits(ctx))
+		return drop(DROP_BAD_LENGTH);
+	none = take_next(c, &index);
+	return none < 0 ? fill(ctx, index, 0) : drop(none);
 }
 
 /* Which of this rank's frames another rank's refers to: its index in token_outs. */
@@ -172,11 +195,16 @@ static __always_inline int on_token(struct xdp_md *ctx, struct token_control *c,
 	/* Each frame's token is used once, so that duplicates do not multiply. */
 	if (__sync_lock_test_and_set(&out->acked, seq) == seq)
 		return drop(DROP_DUPLICATE);
+	if (seq_of(word_read(&c->returned)) == seq)
+		__sync_fetch_and_add(&c->returned, 1);
+	if (*(volatile __u32 *)&c->stalled && __sync_lock_test_and_set(&c->stalled, 0))
+		wake(seq);
 	return refill(ctx, c);
 }
 
 /* Say which exchange this rank is in, and which ranks it waits for. */
-static __always_inline int answer(struct token_frame *t, struct token_control *c)
+static __always_inline int answer(struct xdp_md *ctx, struct token_frame *t,
+				  struct token_control *c)
 {
 	struct ring_frame *f = &t->head;
 	__u32 gone = c->gone, late = c->late;
@@ -191,7 +219,7 @@ static __always_inline int answer(struct token_frame *t, struct token_control *c
 	}
 	t->check = 0;
 	count(TOKEN_STATUSES, 1);
-	return send_to(t, f->sender, sizeof(t->check));
+	return send_to(ctx, t, f->sender, sizeof(t->check));
 }
 
 /* A partner lacks a frame. */
@@ -208,7 +236,7 @@ static __always_inline int on_ask(struct xdp_md *ctx, struct token_control *c,
 	if (!out)
 		return XDP_DROP;
 	if (c->ended || *(volatile __u32 *)&out->seq != f->seq)
-		return answer(t, c);
+		return answer(ctx, t, c);
 	count(TOKEN_RESENT, 1);
 	return fill(ctx, index, f->attempt);
 }
@@ -297,6 +325,8 @@ static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
 	if (__sync_fetch_and_add(&peer->landed[parity], 1) + 1 == frames &&
 	    __sync_fetch_and_add(&c->complete[parity], 1) + 1 == token_config.partners)
 		wake(seq);
+	if (!(flags & PINCH_FLAG_RETURN))
+		return XDP_DROP;
 	t = frame_of(ctx);
 	if (!t)
 		return XDP_DROP;
@@ -304,7 +334,7 @@ static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
 	t->head.flags = 0;
 	t->check = 0;
 	count(TOKEN_RETURNED, 1);
-	return send_to(t, sender, sizeof(t->check));
+	return send_to(ctx, t, sender, sizeof(t->check));
 }
 
 /* Does the header belong to this exchange, and is the frame for this rank, from another rank's
@@ -363,9 +393,48 @@ int token_link(struct xdp_md *ctx)
 	return drop(DROP_BAD_KIND);
 }
 
-/* The doorbell, which this exchange does not use. */
+/* The process has rung: fill an empty frame with the next one, if the window is not full. Empty
+ * frames hold what they held before, and that may be damaged. */
 SEC("xdp.frags")
 int token_doorbell(struct xdp_md *ctx)
+{
+	struct token_frame *t = frame_of(ctx);
+	struct token_control *c = control_of();
+	struct token_out *out;
+	__u64 next, returned;
+	__u32 index, length;
+	int none;
+
+	if (!t || !c)
+		return XDP_DROP;
+	if (t->head.cookie != token_config.cookie)
+		return drop(DROP_BAD_COOKIE);
+	if (!fits(ctx))
+		return drop(DROP_BAD_LENGTH);
+	t->head.version = RING_VERSION;
+	t->head.tag = token_config.tag;
+	next = word_read(&c->next);
+	returned = word_read(&c->returned);
+	if (seq_of(returned) == seq_of(next) &&
+	    (__s32)((__u32)next - (__u32)returned * token_config.stride) >=
+		    (__s32)token_config.window)
+		return drop(TOKEN_HELD);
+	none = take_next(c, &index);
+	if (none >= 0)
+		return drop(none);
+	out = bpf_map_lookup_elem(&token_outs, &index);
+	if (!out)
+		return XDP_DROP;
+	/* What comes back has to have room for any other frame. */
+	length = sizeof(*t) + out->bytes;
+	if (!(out->flags & PINCH_FLAG_RETURN) && length < bpf_xdp_get_buff_len(ctx))
+		bpf_xdp_adjust_tail(ctx, (int)(length - bpf_xdp_get_buff_len(ctx)));
+	return fill(ctx, index, 0) == XDP_TX ? bpf_redirect(token_config.link, 0) : XDP_DROP;
+}
+
+/* The doorbell's near end, which this exchange does not use. */
+SEC("xdp.frags")
+int token_execute(struct xdp_md *ctx)
 {
 	return XDP_DROP;
 }

@@ -52,10 +52,11 @@ enum pinch_flag {
 	PINCH_FLAG_LATE = 2,
 	PINCH_FLAG_ALL = 4, /* kick: there is one for each flow */
 	/* Of an exchange by tokens (token_abi.h): */
-	PINCH_FLAG_TOKEN = 8,	   /* embeddings: a token, with `frames` */
+	PINCH_FLAG_TOKEN = 8,	   /* embeddings, with `frames` */
 	PINCH_FLAG_NONFINITE = 16, /* embeddings: some values are not finite */
 	PINCH_FLAG_LARGE = 32,	   /* embeddings: some magnitudes are large (rows.h) */
 	PINCH_FLAG_ENDED = 64,	   /* handshake: the sender has given up, because of ranks `gone` */
+	PINCH_FLAG_RETURN = 128,   /* embeddings: the frame goes back to its sender */
 };
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };

@@ -4,8 +4,13 @@
  *
  * A rank sends a message to each partner: rows of lanes and their steps (rows_native_abi.h), cut
  * into frames of `room` bytes. A partner is a rank that sends to this one, or to which this one
- * sends; where there is nothing to send, a frame without data says so. A frame that has landed goes
- * back to its sender, a token, which the sender's program fills with the next frame.
+ * sends; where there is nothing to send, a frame without data says so.
+ *
+ * A frame with PINCH_FLAG_RETURN goes back to its sender once it has landed, a token, which says
+ * that `stride` frames are no longer in flight, and which the sender's program fills with the next
+ * frame. What else the window of frames in flight lets pass is sent by the process: it rings the
+ * doorbell, whose program fills empty frames, or sends frames itself. If tokens have to carry
+ * everything, because the process does not ring, `stride` is 1.
  *
  * What belongs to one exchange has two places, of even and of odd sequence numbers: nobody can be
  * two exchanges ahead of a partner, whose frame each exchange needs.
@@ -17,6 +22,9 @@
 enum token_size {
 	TOKEN_LINE = 64, /* `room` is a multiple of it */
 	TOKEN_TRIES = 8, /* for a word that other CPUs change as well */
+	/* Bytes of a frame that the kernel makes of one page: 4096 without what it keeps there, 256
+	 * of headroom, 320 of struct skb_shared_info and at most 160 of struct xdp_page_head. */
+	TOKEN_PAGE = 3360,
 };
 
 /* The lower half of a slot's word. */
@@ -50,6 +58,10 @@ struct token_config {
 	__u32 slots;	/* of one exchange */
 	__u32 outs;	/* frames that this rank sends in one exchange, at most */
 	__u32 partners; /* number of them */
+	__u32 largest;	/* bytes of data in the largest frame that it sends */
+	__u32 link;	/* interface index */
+	__u32 window;	/* frames in flight, at most */
+	__u32 stride;	/* frames for each that returns */
 	struct token_pair pairs[RING_MAX_RANKS];
 	struct net_peer peers[RING_MAX_RANKS];
 };
@@ -67,6 +79,9 @@ struct token_control {
 	__u64 pad1[7];
 	__u64 next; /* seq << 32 | frames that have been taken */
 	__u64 pad2[7];
+	__u64 returned; /* seq << 32 | tokens that have come back */
+	__u32 stalled;	/* the process sleeps, and has frames to send: a token wakes it */
+	__u32 pad4[13];
 	__u32 complete[2]; /* partners whose frames have all landed */
 	__u32 pad3[14];
 };
@@ -113,5 +128,6 @@ enum token_counter {
 	TOKEN_RETURNED, /* tokens sent back */
 	TOKEN_STATUSES, /* answers to a partner that asks for what is not there yet */
 	TOKEN_ENDS,	/* tokens that have come back when nothing was left to send */
+	TOKEN_HELD,	/* empty frames at the doorbell that were not sent: the window was full */
 	TOKEN_COUNTERS,
 };

@@ -43,13 +43,13 @@ struct tokens {
 	__u32 stepped;		 /* rows have steps */
 	__u32 meeting;		 /* this exchange has no rows: it shows that all are there */
 	struct row_source source;
-	__u32 window; /* tokens that the process sends */
-	__u32 wire;   /* bytes of data of each, so that any frame fits */
 	__u32 seq;
 	__u32 flags;  /* output: enum token_flag, of all that has arrived and all that was sent */
 	__u32 failed; /* output: a rank */
 	__u32 nonfinite; /* output: ranks with such values, one bit each */
 	__s32 link;	 /* a packet socket */
+	__s32 doorbell;	 /* the doorbell's program; -1: frames are sent through `link` */
 	__s32 events;
+	__u64 sent, sent_bytes; /* frames of rows through `link` */
 	__u64 quantize_ns, send_ns, wait_ns;
 };

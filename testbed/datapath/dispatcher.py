@@ -7,14 +7,18 @@ The control side of ``bpf/dispatch.bpf.c``, in the worker of the host.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from testbed.core.closing import Closing
-from testbed.core.errors import CollectiveError
+from testbed.core.errors import CollectiveError, KernelError
+from testbed.core.logs import logger_of
 from testbed.datapath.chain import LINK, Chain, Member, Place
 from testbed.kernel import BpfObject, Map, Program
+from testbed.kernel.abi import constant
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -23,6 +27,11 @@ __all__ = ["DOORBELL_FAR", "DOORBELL_NEAR", "LINK", "Dispatcher", "attach", "det
 
 DOORBELL_NEAR = "doorbell0"
 DOORBELL_FAR = "doorbell1"
+
+logger = logger_of(__name__)
+
+_LIVE = constant("TOKEN_PAGE")
+_TRIES, _SLOW = 5, 1e-3  # seconds
 
 
 class Dispatcher:
@@ -119,6 +128,33 @@ class Dispatcher:
         """Forget a group: from here on, its frames count as foreign."""
         for table in ("groups", "doorbells", "executors", "senders"):
             self._object.maps[table].delete(group)
+
+    @property
+    def doorbell(self) -> Program:
+        """The program at the doorbell's far end."""
+        return self._object.programs["dispatch_doorbell"]
+
+    @cached_property
+    def rings(self) -> bool:
+        """Whether the kernel makes frames for the doorbell's program (`Program.run_live`), and
+        does so fast.
+
+        The programs that are attached run from a table of the kernel's with 48 entries
+        (kernel/bpf/dispatcher.c). Where it is full, the kernel enters a program to run it, and
+        waits for RCU grace periods.
+        """
+        taken = []
+        try:
+            for _ in range(_TRIES):
+                started = time.perf_counter()
+                self.doorbell.run_live(bytes(_LIVE), 2)  # no group's, so they are dropped
+                taken.append(time.perf_counter() - started)
+        except KernelError as error:
+            logger.info("the kernel makes no frames for doorbells: %s", error)
+            return False
+        if min(taken) > _SLOW:
+            logger.info("the kernel makes frames for doorbells, but in %.1f ms", 1e3 * min(taken))
+        return min(taken) <= _SLOW
 
     @property
     def strangers(self) -> int:

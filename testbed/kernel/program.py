@@ -28,6 +28,7 @@ XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 _ATTACH_XDP, _ATTACH_TCX_INGRESS, _ATTACH_TCX_EGRESS = 37, 46, 47  # enum bpf_attach_type
 _XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2  # linux/if_link.h: generic, native only
 _BPF_F_BEFORE = 1 << 3  # linux/bpf.h: before all others on the device
+_LIVE_FRAMES = 1 << 1  # linux/bpf.h: BPF_F_TEST_XDP_LIVE_FRAMES
 _HEADROOM = 4096  # a test run's packet may grow by at most a page
 
 
@@ -109,6 +110,28 @@ class Program:
             f"test run of {self.name}",
         )
         return TestRun(options.retval, out.raw[: options.data_size_out], options.duration)
+
+    def run_live(self, data: bytes, repeat: int) -> None:
+        """Run the program on frames that the kernel makes, and do with each what it says
+        (Linux 5.18: ``BPF_F_TEST_XDP_LIVE_FRAMES``).
+
+        :param data: What each frame holds at first, at least 14 bytes; they must fit a page beside
+            what the kernel keeps there.
+        :param repeat: Number of frames.
+        :raises KernelError: the kernel's errno.
+        """
+        source = ctypes.create_string_buffer(data, len(data))
+        options = TestRunOpts(
+            sz=ctypes.sizeof(TestRunOpts),
+            data_in=ctypes.addressof(source),
+            data_size_in=len(data),
+            repeat=repeat,
+            flags=_LIVE_FRAMES,
+        )
+        check(
+            libbpf().bpf_prog_test_run_opts(self.fd, ctypes.byref(options)),
+            f"live run of {self.name}",
+        )
 
     def attach_xdp(self, ifindex: int, generic: bool = False) -> Link:
         """Attach to a device of this network namespace.

@@ -1,13 +1,16 @@
-// The process's side of an exchange by tokens: bpf/shared/token_abi.h. It packs all frames, sends
-// the first ones, and sleeps until everything has landed.
+// The process's side of an exchange by tokens: bpf/shared/token_abi.h. It packs all frames, rings
+// the doorbell or sends the first ones, and sleeps until everything has landed.
 
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/bpf.h>
 #include <poll.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "lanes.h"
@@ -17,7 +20,8 @@
 #include "lib/seq.h"
 #include "shared/token_native_abi.h"
 
-#define BATCH 32 // frames of one system call
+#define BATCH 32      // frames of one system call
+#define MOST_BATCH 32 // frames that the kernel makes before it delivers them
 
 static struct token_out *out_at(const struct tokens *t, uint32_t seq, uint32_t frame)
 {
@@ -61,7 +65,8 @@ static uint32_t bytes_of(const struct tokens *t, uint64_t rows, uint32_t number)
 }
 
 // Pack what frame `number` of a message holds, and the frame.
-static void pack_frame(struct tokens *t, struct token_partner *p, const float *x, uint32_t number)
+static void pack_frame(struct tokens *t, struct token_partner *p, const float *x, uint32_t number,
+		       bool returns)
 {
 	uint32_t first = t->config->pairs[p->rank].out, bytes = bytes_of(t, p->rows_out, number);
 	uint64_t room = t->config->room, row_bytes = t->source.row_bytes;
@@ -87,7 +92,7 @@ static void pack_frame(struct tokens *t, struct token_partner *p, const float *x
 		memset(rest, 0, message + end - rest);
 	out->check = sums_of((const uint64_t *)(message + number * room), bytes / 8).weighed;
 	out->bytes = bytes;
-	out->flags = p->flags_out;
+	out->flags = p->flags_out | (returns ? PINCH_FLAG_RETURN : 0);
 	out->number = number;
 	out->frames = frames_of(t, p->rows_out);
 	out->receiver = p->rank;
@@ -112,8 +117,16 @@ static struct token_frame head_of(const struct tokens *t, uint32_t to, uint8_t k
 					 .tag = c->tag,
 				 } };
 
-	frame_address(&f.head, &c->peers[c->rank], &c->peers[to], f.head.length);
 	return f;
+}
+
+// Address a frame with so many bytes behind its head, whether they count or not.
+static void address(const struct tokens *t, struct token_frame *f, uint32_t bytes)
+{
+	const struct token_config *c = t->config;
+
+	frame_address(&f->head, &c->peers[c->rank], &c->peers[f->head.receiver],
+		      sizeof(f->check) + bytes);
 }
 
 static void seal(struct token_frame *f)
@@ -130,6 +143,7 @@ static int send_frames(struct tokens *t, struct token_frame *frames, char *const
 	int sent = 0, done;
 
 	for (int i = 0; i < count; i++) {
+		address(t, &frames[i], bytes);
 		parts[2 * i] = (struct iovec){ &frames[i], sizeof(frames[i]) };
 		parts[2 * i + 1] = (struct iovec){ data[i], bytes };
 		messages[i].msg_hdr.msg_iov = &parts[2 * i];
@@ -145,10 +159,30 @@ static int send_frames(struct tokens *t, struct token_frame *frames, char *const
 	return 0;
 }
 
-// Send the first frames, each a token.
-static int send_first(struct tokens *t, uint32_t total)
+// Frames of this exchange that have been taken to be sent.
+static uint32_t taken(const struct tokens *t)
 {
-	uint32_t left = t->window < total ? t->window : total;
+	return __atomic_load_n(&t->control->next, __ATOMIC_SEQ_CST);
+}
+
+static uint32_t unsent(const struct tokens *t)
+{
+	return (uint32_t)t->control->ready - taken(t);
+}
+
+// Frames that the window lets pass.
+static uint32_t credit(const struct tokens *t)
+{
+	uint32_t returned = __atomic_load_n(&t->control->returned, __ATOMIC_SEQ_CST);
+	int32_t left = t->config->window - (taken(t) - returned * t->config->stride);
+
+	return left > 0 ? left : 0;
+}
+
+// Send frames as far as the window lets, through the packet socket. Returns an errno, or 0.
+static int send_some(struct tokens *t)
+{
+	uint32_t total = t->control->ready, left = credit(t);
 
 	while (left) {
 		struct token_frame frames[BATCH];
@@ -160,7 +194,7 @@ static int send_first(struct tokens *t, uint32_t total)
 			struct token_out *out;
 			uint32_t frame;
 
-			// Tokens of the exchange before may come back late, and take frames.
+			// Tokens that come back take frames, too.
 			while ((uint32_t)next < total &&
 			       !__atomic_compare_exchange_n(&t->control->next, &next, next + 1, 0,
 							    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
@@ -178,18 +212,56 @@ static int send_first(struct tokens *t, uint32_t total)
 			frames[count].check = out->check;
 			seal(&frames[count]);
 			data[count] = payload_at(t, t->seq, frame);
+			t->sent_bytes += sizeof(frames[count]) + out->bytes;
 		}
-		error = send_frames(t, frames, data, count, t->wire);
+		error = send_frames(t, frames, data, count, t->config->largest);
 		if (error)
 			return error;
+		t->sent += count;
 	}
 	return 0;
 }
 
+// Ring the doorbell: the kernel makes `count` empty frames, and runs the doorbell's program on each
+// (Linux 5.18: BPF_F_TEST_XDP_LIVE_FRAMES). After each batch it lets the frames be delivered, so
+// most of those that come back have come before the next. Returns an errno, or 0.
+static int ring(struct tokens *t, uint32_t count)
+{
+	uint32_t bytes = sizeof(struct token_frame) + t->config->largest;
+	uint32_t batch = t->config->stride < MOST_BATCH ? t->config->stride : MOST_BATCH;
+	char frame[TOKEN_PAGE] = {};
+	struct token_frame head = head_of(t, t->config->rank, PINCH_DOORBELL, t->seq, 0);
+	union bpf_attr a = { .test = {
+				     .prog_fd = t->doorbell,
+				     .repeat = count,
+				     .data_in = (uintptr_t)frame,
+				     .data_size_in = bytes,
+				     .flags = BPF_F_TEST_XDP_LIVE_FRAMES,
+				     .batch_size = batch,
+			     } };
+
+	address(t, &head, t->config->largest);
+	memcpy(frame, &head, sizeof(head));
+	return syscall(SYS_bpf, BPF_PROG_TEST_RUN, &a, sizeof(a)) ? errno : 0;
+}
+
+// Send frames as far as the window lets. Returns an errno, or 0.
+static int push(struct tokens *t)
+{
+	int error = EINTR;
+
+	if (t->doorbell < 0)
+		return send_some(t);
+	// Some of the frames may find the window full, and stay empty.
+	while (error == EINTR && unsent(t) && credit(t))
+		error = ring(t, 2 * unsent(t));
+	return error == EINTR ? 0 : error;
+}
+
 int tokens_send(struct tokens *t, const float *x);
 
-// Enter the exchange that is open: pack all frames, and send the first. Without `x`, ranks only
-// meet. Returns an errno, or 0.
+// Enter the exchange that is open: pack all frames, and send what the window lets pass. Without
+// `x`, ranks only meet. Returns an errno, or 0.
 int tokens_send(struct tokens *t, const float *x)
 {
 	uint64_t base = (uint64_t)t->seq << 32, start = now_ns(), packed;
@@ -209,7 +281,8 @@ int tokens_send(struct tokens *t, const float *x)
 		uint32_t frame = t->order[n];
 		struct token_partner *p = &t->partners[t->partner_of[frame]];
 
-		pack_frame(t, p, x, frame - t->config->pairs[p->rank].out);
+		pack_frame(t, p, x, frame - t->config->pairs[p->rank].out,
+			   n % t->config->stride == t->config->stride - 1);
 	}
 	if (t->flags & PINCH_FLAG_NONFINITE)
 		t->nonfinite |= 1u << t->config->rank;
@@ -217,8 +290,9 @@ int tokens_send(struct tokens *t, const float *x)
 	t->quantize_ns += packed - start;
 	__atomic_store_n(&t->control->ready, base, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&t->control->next, base, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&t->control->returned, base, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&t->control->ready, base | total, __ATOMIC_SEQ_CST);
-	error = send_first(t, total);
+	error = push(t);
 	t->send_ns += now_ns() - packed;
 	return error;
 }
@@ -328,13 +402,35 @@ static int take_all(struct tokens *t)
 	return result;
 }
 
+// Tokens that have not come back by now are lost: go on without them. What cannot be sent even now
+// is asked for.
+static void forgive(struct tokens *t)
+{
+	uint64_t stride = t->config->stride, back = (taken(t) + stride - 1) / stride;
+
+	if (unsent(t)) {
+		__atomic_store_n(&t->control->returned, (uint64_t)t->seq << 32 | back,
+				 __ATOMIC_SEQ_CST);
+		push(t);
+	}
+}
+
+// Has everything landed, and been sent? Without a doorbell, tokens go on sending.
+static bool is_done(const struct tokens *t)
+{
+	const uint32_t *complete = &t->control->complete[t->seq & 1];
+
+	return __atomic_load_n(complete, __ATOMIC_SEQ_CST) == t->config->partners &&
+	       (t->doorbell < 0 || !unsent(t));
+}
+
 int tokens_wait(struct tokens *t, int64_t ns);
 
-// Sleep until everything has landed, or time is up. Returns enum tokens_waited.
+// Sleep until everything has landed, and send the rest meanwhile, or until time is up. Returns enum
+// tokens_waited.
 int tokens_wait(struct tokens *t, int64_t ns)
 {
 	uint64_t start = now_ns(), end = start + (ns > 0 ? ns : 0);
-	const uint32_t *complete = &t->control->complete[t->seq & 1];
 	int result = -1;
 
 	while (result < 0) {
@@ -346,19 +442,28 @@ int tokens_wait(struct tokens *t, int64_t ns)
 			result = TOKENS_OVER;
 			break;
 		}
-		if (__atomic_load_n(complete, __ATOMIC_ACQUIRE) == t->config->partners) {
+		if (is_done(t)) {
 			t->wait_ns += now_ns() - start;
 			return take_all(t);
 		}
 		// What comes from here on wakes this thread.
 		__atomic_store_n(t->consumer, __atomic_load_n(t->producer, __ATOMIC_ACQUIRE),
 				 __ATOMIC_SEQ_CST);
-		if (__atomic_load_n(complete, __ATOMIC_SEQ_CST) == t->config->partners)
+		if (is_done(t))
 			continue;
 		now = now_ns();
 		if (now >= end) {
+			forgive(t);
 			result = TOKENS_TIME_UP;
 			break;
+		}
+		if (t->doorbell >= 0 && unsent(t)) {
+			__atomic_store_n(&t->control->stalled, 1, __ATOMIC_SEQ_CST);
+			if (credit(t)) {
+				__atomic_store_n(&t->control->stalled, 0, __ATOMIC_SEQ_CST);
+				push(t);
+				continue;
+			}
 		}
 		left = (struct timespec){ (end - now) / 1000000000, (end - now) % 1000000000 };
 		ppoll(&p, 1, &left, NULL);

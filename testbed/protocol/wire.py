@@ -349,12 +349,14 @@ def frame_seal(header: Header) -> int:
     return x ^ x >> 31
 
 
-def encode(frame: Frame) -> bytes:
-    """A frame's bytes, from the Ethernet header on."""
+def encode(frame: Frame, whole: bool = False) -> bytes:
+    """A frame's bytes, from the Ethernet header on.
+
+    :param whole: The packet is as long as the frame, even if its header says that less counts.
+    """
     source, destination, header = frame.source, frame.destination, frame.header
-    total = (
-        offset_of(header.length) - _ETHERNET.itemsize + header.length & 0xFFFF
-    )  # a wrong length may be too large
+    size = frame.size if whole else offset_of(header.length) + header.length
+    total = size - _ETHERNET.itemsize & 0xFFFF  # a wrong length may be too large
     # The sum is in memory order, in which the bytes of the total length are swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
     ethernet = (list(destination.mac_bytes), list(source.mac_bytes), _ETHERTYPE)

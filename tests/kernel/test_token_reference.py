@@ -11,11 +11,11 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 import pytest
 
-from testbed.kernel import XDP_DROP, XDP_TX, BpfObject
+from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject
 from testbed.kernel.abi import Struct, dtype
 from testbed.protocol.pinch.packet import NOBODY, Packet
 from testbed.protocol.sequence import NEWEST, seq_after
-from testbed.protocol.token.memory import COUNTERS, Config, pairs_of
+from testbed.protocol.token.memory import COUNTERS, FLAGS, Config, pairs_of
 from testbed.protocol.token.process import Process
 from testbed.protocol.token.rank import Rank
 from testbed.protocol.wire import Endpoint, Frame, PinchKind, decode, encode, net_peer
@@ -24,25 +24,65 @@ from tests.support.tiers import broad
 pytestmark = pytest.mark.kernel
 
 ROOM = 8  # words
+RANKS = 3  # at most
 STEPS = 600
 COOKIE, GROUP, TAG = 0x1234_5678_9ABC_DEF0, 7, 0x5A5A
-CONTROL = ("open", "entered", "waits", "gone", "late", "ended", "ready", "next")
+WORDS = ("ready", "next", "returned", "stalled")
+CONTROL = ("open", "entered", "waits", "gone", "late", "ended", *WORDS)
+LINK = 1  # an interface that there always is; nothing is sent
 PEER = ("heard", "news", "answers", "at", "waits")
 SHAPES = {
-    "two": [[0, 3], [2, 0]],
-    "one way": [[0, 4], [1, 0]],
-    "three": [[0, 2, 1], [3, 0, 0], [1, 0, 0]],
+    "two": ([[0, 3], [2, 0]], 1),
+    "one way": ([[0, 4], [1, 0]], 1),
+    "three": ([[0, 2, 1], [3, 0, 0], [1, 0, 0]], 1),
+    "a doorbell": ([[0, 9, 2], [5, 0, 0], [1, 0, 0]], 2),
 }
+"""Frames of each rank for each other one; and how many for each that returns."""
+ENDS = ("link", "doorbell")
 
 
 def endpoint(rank: int) -> Endpoint:
     return Endpoint(f"02:00:0a:00:00:{rank + 1:02x}", f"10.0.0.{rank + 1}")
 
 
-def configs(shape: list[list[int]]) -> Iterator[Config]:
+def configs(shape: list[list[int]], stride: int) -> Iterator[Config]:
     for rank in range(len(shape)):
         pairs = pairs_of((row[rank], away) for row, away in zip(shape, shape[rank], strict=True))
-        yield Config(COOKIE, rank, len(shape), GROUP, TAG, ROOM, pairs)
+        yield Config(COOKIE, rank, len(shape), GROUP, TAG, ROOM, pairs, window=2, stride=stride)
+
+
+def parse(data: bytes) -> Packet | None:
+    """A frame as the model sees it; None: one that the program does not take for ours."""
+    frame = decode(data)
+    if frame is None or not len(frame.payload):
+        return None
+    ranks = {endpoint(rank).ip: rank for rank in range(RANKS)}
+    ends = (ranks.get(end.ip, NOBODY) for end in (frame.source, frame.destination))
+    return Packet(*ends, *astuple(frame.header), body=tuple(frame.payload.tolist()))
+
+
+def bytes_of(packet: Packet, trailer: bytes = b"") -> bytes:
+    """The bytes of a frame, the rest of its buffer included."""
+    ends = (
+        Endpoint("00:00:00:00:00:00", "0.0.0.0") if rank == NOBODY else endpoint(rank)
+        for rank in (packet.source, packet.destination)
+    )
+    words = np.array(packet.body, np.uint64)
+    return encode(Frame(packet.header, words, *ends, trailer), whole=True)
+
+
+class Ringing(Process):
+    """A process whose doorbell's program is compared with the reference model."""
+
+    def __init__(self, member: "Member") -> None:
+        super().__init__(member.rank)
+        self.member = member
+
+    def emit(self, blank: Packet) -> Packet | None:
+        if self.rank.config.stride == 1:
+            return super().emit(blank)
+        self.member.write()
+        return self.member.ring(bytes_of(blank))
 
 
 class Member:
@@ -50,7 +90,7 @@ class Member:
 
     def __init__(self, config: Config, stack: ExitStack, cpu: int) -> None:
         self.rank = Rank(config, cpu=cpu)
-        self.process = Process(self.rank, window=2)
+        self.process = Ringing(self)
         made = Struct(
             "token_config",
             cookie=COOKIE,
@@ -62,6 +102,10 @@ class Member:
             slots=config.slots,
             outs=config.outs,
             partners=len(config.partners),
+            largest=8 * ROOM if config.outs else 0,
+            link=LINK,
+            window=config.window,
+            stride=config.stride,
         )
         for other in range(config.ranks):
             made.pairs[other] = tuple(config.pairs[other])
@@ -76,7 +120,7 @@ class Member:
         buffers = {"token_payloads": 8 * ROOM, "token_landing": 8 * ROOM}
         loaded = stack.enter_context(BpfObject("tokens", made, sizes, buffers))
         maps = loaded.maps
-        self.program = loaded.programs["token_link"]
+        self.program, self.doorbell = (loaded.programs[f"token_{end}"] for end in ENDS)
         self.counters = maps["token_counters"]
         self.control = Struct(maps["token_control"].view(dtype("token_control")))
         self.outs = maps["token_outs"].view(dtype("token_out")).reshape(-1)
@@ -85,6 +129,19 @@ class Member:
         self.payloads = maps["token_payloads"].view().reshape(-1, ROOM)
         self.landing = maps["token_landing"].view().reshape(-1, ROOM)
         maps["token_order"].view().reshape(-1)[: config.outs] = config.order
+
+    def ring(self, data: bytes) -> Packet | None:
+        """Let both take an empty frame at the doorbell, and compare what they make of it."""
+        packet = parse(data)
+        if packet is None:  # the dispatcher drops it
+            return None
+        run, filled = self.doorbell.test_run(data), self.rank.on_doorbell(packet)
+        assert run.retval == (XDP_DROP if filled is None else XDP_REDIRECT)
+        if filled is not None:
+            cut = not filled.flags & FLAGS.RETURN
+            assert run.data == bytes_of(filled, b"" if cut else decode(data).trailer)
+        self.assert_same()
+        return filled
 
     def write(self) -> None:
         """What the process has done becomes the kernel's memory."""
@@ -168,8 +225,10 @@ class Compared:
                 },
                 flags=turn % 4,
             )
-            self.in_flight += map(self.bytes_of, sent)
+            self.in_flight += map(bytes_of, sent)
             self.entered[index] = True
+        elif process.unsent and not member.rank.stalled and member.rank.config.stride > 1:
+            self.in_flight += map(bytes_of, process.go_on())
         elif process.is_complete:
             found = process.take()
             if found is not None:
@@ -189,43 +248,24 @@ class Compared:
         process = self.members[index].process
         if self.entered[index]:
             self.in_flight += [
-                self.bytes_of(process.ask(partner, number, attempt))
+                bytes_of(process.ask(partner, number, attempt))
                 for partner in self.members[index].rank.config.partners
                 for number in process.missing(partner)
             ]
+            self.in_flight += map(bytes_of, process.forgive())
+            self.members[index].write()
 
     def deliver(self, data: bytes, index: int) -> None:
         """Let both take a frame, and compare what they make of it."""
         member = self.members[index]
         run = member.program.test_run(data)
-        packet = self.parse(data)
+        packet = parse(data)
         answer = None if packet is None else member.rank.on_link(packet)
         assert run.retval == (XDP_DROP if answer is None else XDP_TX)
         if answer is not None:
-            assert self.parse(run.data) == answer
-            assert run.data[:42] == self.bytes_of(answer)[:42]  # addresses and lengths
+            assert run.data == bytes_of(answer, decode(data).trailer)
             self.in_flight.append(run.data)
         member.assert_same()
-
-    def parse(self, data: bytes) -> Packet | None:
-        """A frame as the model sees it; None: one that the program does not take for ours."""
-        frame = decode(data)
-        if frame is None or not len(frame.payload):
-            return None
-        ranks = {endpoint(rank).ip: rank for rank in range(len(self.members))}
-        ends = (ranks.get(end.ip, NOBODY) for end in (frame.source, frame.destination))
-        return Packet(*ends, *astuple(frame.header), body=tuple(frame.payload.tolist()))
-
-    def bytes_of(self, packet: Packet) -> bytes:
-        """The bytes of a frame, the rest of its buffer included."""
-        ends = (
-            Endpoint("00:00:00:00:00:00", "0.0.0.0") if rank == NOBODY else endpoint(rank)
-            for rank in (packet.source, packet.destination)
-        )
-        words = np.array(packet.body[: packet.length // 8], np.uint64)
-        rest = np.array(packet.body[packet.length // 8 :], np.uint64)
-        return encode(Frame(packet.header, words, *ends)) + rest.tobytes()
-
 
 @pytest.fixture(scope="module", params=SHAPES)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
@@ -234,7 +274,7 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     os.sched_setaffinity(0, {cpu})
     try:
         with ExitStack() as stack:
-            members = [Member(each, stack, cpu) for each in configs(SHAPES[request.param])]
+            members = [Member(each, stack, cpu) for each in configs(*SHAPES[request.param])]
             yield Compared(members)
     finally:
         os.sched_setaffinity(0, before)
@@ -258,7 +298,8 @@ def test_every_frame_equals_the_reference_models(compared: Compared, seed: int) 
     chance = random.Random(seed)
     compared.begin(chance.choice((1, 4, NEWEST - 2)))
     count = len(compared.members)
-    actions = ["deliver"] * 6 + ["step"] * 3 + ["ask", "lose", "duplicate", "damage", "flood"]
+    faults = ["lose", "duplicate", "damage", "flood", "ring"]
+    actions = ["deliver"] * 6 + ["step"] * 3 + ["ask", *faults]
     for number in range(STEPS):
         action, index = chance.choice(actions), chance.randrange(count)
         if action == "step":
@@ -274,6 +315,10 @@ def test_every_frame_equals_the_reference_models(compared: Compared, seed: int) 
                 compared.in_flight += [data, data]
             elif action == "damage":
                 compared.deliver(damaged(chance, data), to)
+            elif action == "ring":
+                filled = compared.members[index].ring(damaged(chance, data))
+                if filled is not None:
+                    compared.in_flight.append(bytes_of(filled))
             elif action == "flood":
                 for each in range(count):
                     compared.deliver(data, each)
@@ -298,11 +343,11 @@ def test_the_end_of_exchanges_equals_the_reference_models(compared: Compared) ->
             compared.step(index)
         first = compared.members[0]
         for packet in first.process.end(gone, late):
-            compared.deliver(compared.bytes_of(packet), packet.receiver)
+            compared.deliver(bytes_of(packet), packet.receiver)
         first.write()
         for packet in [compared.members[1].process.ask(0, 0, 5)]:
-            compared.deliver(compared.bytes_of(packet), 0)
-        answer = compared.parse(compared.in_flight[-1])
+            compared.deliver(bytes_of(packet), 0)
+        answer = parse(compared.in_flight[-1])
         assert answer is not None
         assert answer.kind == PinchKind.HANDSHAKE
         assert (compared.members[1].rank.gone, compared.members[1].rank.late) == (gone, late)

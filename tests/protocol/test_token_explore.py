@@ -39,6 +39,10 @@ SCENES = {
     "numbers wrap": Scene(PAIR, 3, 1, ALL, seq=0xFFFFFFFE),
     "a chain": Scene(CHAIN, 2, 1, kinds("lose")),
     "late duplicates": Scene(PAIR, 3, 2, kinds("duplicate", "stall")),
+    "a doorbell": Scene([[0, 4], [2, 0]], 2, window=2, stride=2),
+    "a doorbell, one frame in flight": Scene(TWO_ONE_WAY, 2, 1, ALL, window=1, stride=1),
+    "a doorbell, anything": Scene([[0, 3], [0, 0]], 2, 1, ALL, window=2, stride=2),
+    "a doorbell, and tokens are lost": Scene([[0, 5], [0, 0]], 1, 2, kinds("lose"), window=2, stride=2),
 }
 """Scenes that are explored completely, so each is known to come to an end."""
 
@@ -56,6 +60,8 @@ DEEP = {
     "a ring": Scene(RING, 2, 1, ALL),
     "a star": Scene(STAR, 2, 1, ALL),
     "a chain, and anything": Scene(CHAIN, 3, 1, ALL),
+    "a doorbell, frames each way": Scene([[0, 4], [3, 0]], 2, 1, ALL, window=2, stride=2),
+    "a doorbell, three frames in flight": Scene([[0, 7], [2, 0]], 1, 2, ALL, window=3, stride=2),
 }
 
 
@@ -136,6 +142,13 @@ class NeverAsks(Process):
         return []
 
 
+class NeverForgives(Process):
+    """A token that is lost holds back the frames behind it, and its receiver is not patient."""
+
+    def forgive(self) -> list[Packet]:
+        return []
+
+
 class KeepsNothing(Rank):
     """A question about the exchange before finds no answer."""
 
@@ -167,6 +180,11 @@ MUTANTS: dict[str, tuple[dict[str, Any], Scene, str]] = {
     "nobody asks": (
         {"make_process": NeverAsks},
         Scene(PAIR, 1, 1, kinds("lose")),
+        "no end|deadlock",
+    ),
+    "tokens that do not come back hold the rest": (
+        {"make_process": NeverForgives},
+        Scene([[0, 5], [0, 0]], 1, 1, kinds("lose"), window=2, stride=2),
         "no end|deadlock",
     ),
     "payloads are not kept": (

@@ -43,7 +43,8 @@ class Tokens(Exchange):
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
         form = RowFormat.of(_LANES[spec.group.lanes], spec.dim, spec.halo)
-        self.layout = Layout.plan(form, spec.halo, spec.group.mtu)
+        native = not context.fabric_plan.generic
+        self.layout = Layout.plan(form, spec.halo, spec.group.mtu, native)
         self.port: TokenPort | None = None
         self._failed: str | None = None
         self._together = False  # no partner can be missing anything but this rank's latest frames

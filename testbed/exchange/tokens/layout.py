@@ -12,19 +12,37 @@ from testbed.exchange.adjacency import RowFormat
 from testbed.exchange.halo import Halo
 from testbed.kernel.abi import constant, dtype
 
-__all__ = ["Layout", "Partner", "room_of"]
+__all__ = ["Layout", "Partner", "rings", "room_of"]
 
 _LINE = constant("TOKEN_LINE")
 _HEAD = dtype("token_frame").itemsize
 _ETHERNET = 14
+_PAGE = constant("TOKEN_PAGE")
+_JUMBO = 32 << 10
+"""Bytes of data from which on frames that come back are faster than ten times as many of a page:
+docs/benchmarks.md.
+"""
 
 
-def room_of(mtu: int) -> int:
+def rings(mtu: int, native: bool) -> bool:
+    """Whether the kernel makes frames when the process rings the doorbell; else they are sent by
+    the process, and come back.
+
+    :param native: XDP programs run in the driver; in the stack, redirected frames are lost.
+    """
+    return native and _most(mtu) < _JUMBO
+
+
+def _most(mtu: int) -> int:
+    return (mtu + _ETHERNET - _HEAD) // _LINE * _LINE
+
+
+def room_of(mtu: int, native: bool) -> int:
     """Bytes of data that a frame has at most: whole cache lines.
 
     :raises SpecError: There is no room for one.
     """
-    room = (mtu + _ETHERNET - _HEAD) // _LINE * _LINE
+    room = min(_most(mtu), _PAGE - _HEAD) if rings(mtu, native) else _most(mtu)
     if room < _LINE:
         least = _HEAD - _ETHERNET + _LINE
         raise SpecError(f"mtu: {mtu} is too small for embeddings: must be {least} or more")
@@ -54,16 +72,18 @@ class Layout:
     """The frames of one rank.
 
     :param room: Bytes of data in a frame.
+    :param rings: See `rings`.
     """
 
     form: RowFormat
     room: int
     partners: tuple[Partner, ...]
+    rings: bool
 
     @classmethod
-    def plan(cls, form: RowFormat, halo: Halo, mtu: int) -> Layout:
+    def plan(cls, form: RowFormat, halo: Halo, mtu: int, native: bool) -> Layout:
         """Number the frames of a rank with these halo vertices."""
-        room, slot, out = room_of(mtu), 0, 0
+        room, slot, out = room_of(mtu, native), 0, 0
         partners = []
         for rank in range(halo.world):
             rows_in, rows_out = len(halo.sources[rank]), len(halo.sends[rank])
@@ -76,7 +96,7 @@ class Layout:
             )
             partners.append(found)
             slot, out = slot + found.frames_in, out + found.frames_out
-        return cls(form, room, tuple(partners))
+        return cls(form, room, tuple(partners), rings(mtu, native))
 
     @property
     def slots(self) -> int:
@@ -90,7 +110,7 @@ class Layout:
 
     @property
     def largest(self) -> int:
-        """Bytes of data in the largest frame that is sent, and so of a token."""
+        """Bytes of data in the largest frame that is sent, and so of one that comes back."""
         most = max((partner.rows_out for partner in self.partners), default=0)
         return min(self.room, _words(self.form, most))
 

@@ -64,7 +64,8 @@ class TokenPort(Closing):
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
-            self._config = _config(spec, layout)
+            rings = layout.rings and dispatcher.rings
+            self._config = _config(spec, layout, rings)
             sizes = {
                 "token_outs": 2 * layout.outs,
                 "token_order": layout.outs,
@@ -89,14 +90,15 @@ class TokenPort(Closing):
             if layout.outs:
                 maps["token_order"].view().reshape(-1)[: layout.outs] = layout.order
             self._socket = self._open.enter_context(_packet_socket())
-            self._native = self._make_native(spec)
+            doorbell = dispatcher.doorbell.fd if rings else -1
+            self._native = self._make_native(spec, doorbell)
             programs = self._object.programs
-            ends = (programs[f"token_{end}"] for end in ("link", "doorbell", "doorbell"))
+            ends = (programs[f"token_{end}"] for end in ("link", "doorbell", "execute"))
             dispatcher.add(self.group.group_id, *ends)
             self._open.callback(dispatcher.remove, self.group.group_id)
             undo.pop_all()
 
-    def _make_native(self, spec: ExchangeSpec) -> Struct:
+    def _make_native(self, spec: ExchangeSpec, doorbell: int) -> Struct:
         layout, halo, maps = self.layout, spec.halo, self._object.maps
         self._partners = np.zeros(max(len(layout.partners), 1), dtype("token_partner"))
         partner_of = np.zeros(max(layout.outs, 1), np.uint32)
@@ -113,8 +115,6 @@ class TokenPort(Closing):
             entry["rows_in"] = partner.rows_in
             first += partner.rows_in
             partner_of[partner.out :][: partner.frames_out] = index
-        at_once = _IN_FLIGHT // layout.room, _RING // max(len(layout.partners), 1)
-        window = min(self.group.window, *(max(each, 1) for each in at_once))
         addresses = {
             name: maps[f"token_{name}"].view(np.uint8).ctypes.data
             for name in ("outs", "slots", "peers", "payloads", "landing", "order")
@@ -138,9 +138,8 @@ class TokenPort(Closing):
             steps=self.steps.ctypes.data,
             stepped=layout.form.stepped,
             source=self._source.value,
-            window=window,
-            wire=layout.largest,
             link=self._socket.fileno(),
+            doorbell=doorbell,
             events=maps["token_events"].fd,
         )
 
@@ -217,10 +216,15 @@ class TokenPort(Closing):
         }
 
     def counters(self) -> dict[str, int]:
-        """All of ``enum token_counter``, summed over CPUs."""
+        """All of ``enum token_counter``, summed over CPUs; what the process has sent counts as
+        well.
+        """
         table = self._object.maps["token_counters"].lookup(0)
         sums = np.frombuffer(table, np.uint64).reshape(-1, len(COUNTERS)).sum(axis=0)
-        return dict(zip(COUNTERS, sums.tolist(), strict=True))
+        counts: dict[str, int] = dict(zip(COUNTERS, sums.tolist(), strict=True))
+        counts["sent"] += int(self._native.sent)
+        counts["sent_bytes"] += int(self._native.sent_bytes)
+        return counts
 
     def _check(self, code: int) -> None:
         if code:
@@ -234,8 +238,12 @@ class TokenPort(Closing):
         self._open.close()
 
 
-def _config(spec: ExchangeSpec, layout: Layout) -> Struct:
+def _config(spec: ExchangeSpec, layout: Layout, rings: bool) -> Struct:
     group: GroupSpec = spec.group
+    at_once = [group.window, _RING // max(len(layout.partners), 1)]
+    if not rings:
+        at_once.append(_IN_FLIGHT // layout.room)
+    window = max(1, min(at_once))
     config = Struct(
         "token_config",
         cookie=group.cookie,
@@ -247,6 +255,10 @@ def _config(spec: ExchangeSpec, layout: Layout) -> Struct:
         slots=layout.slots,
         outs=layout.outs,
         partners=len(layout.partners),
+        largest=layout.largest,
+        link=socket.if_nametoindex(LINK),
+        window=window,
+        stride=max(1, window // 2) if rings else 1,
     )
     for partner in layout.partners:
         pair = partner.slot, partner.frames_in, partner.out, partner.frames_out

@@ -21,6 +21,7 @@ class FLAGS:
     LARGE = constant("PINCH_FLAG_LARGE")
     ENDED = constant("PINCH_FLAG_ENDED")
     LATE = constant("PINCH_FLAG_LATE")
+    RETURN = constant("PINCH_FLAG_RETURN")
 
 
 class Pair(NamedTuple):
@@ -84,6 +85,8 @@ class Config:
 
     :param room: Words of data in a frame, at most.
     :param pairs: By rank.
+    :param window: Frames in flight, at most.
+    :param stride: Frames for each that returns; 1: tokens carry all frames but the first.
     """
 
     cookie: int
@@ -93,6 +96,8 @@ class Config:
     tag: int
     room: int
     pairs: tuple[Pair, ...]
+    window: int
+    stride: int = 1
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -131,6 +136,8 @@ class Memory:
     ended: int = 0
     ready: int = 0
     next: int = 0
+    returned: int = 0
+    stalled: int = 0
     complete: list[int] = field(default_factory=lambda: [0, 0])
     outs: list[Out] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
@@ -148,10 +155,10 @@ class Memory:
         """All that decides what happens next: neither counters nor wake-ups."""
         words = self.open, self.entered, self.waits, self.gone, self.late, self.ended
         tables = tuple(self.complete), tuple(self.outs), tuple(self.slots), tuple(self.peers)
-        return (*words, self.ready, self.next, *tables)
+        return (*words, self.ready, self.next, self.returned, self.stalled, *tables)
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Go back to a saved state."""
         self.open, self.entered, self.waits, self.gone, self.late, self.ended = saved[:6]
-        self.ready, self.next = saved[6:8]
-        self.complete, self.outs, self.slots, self.peers = map(list, saved[8:])
+        self.ready, self.next, self.returned, self.stalled = saved[6:10]
+        self.complete, self.outs, self.slots, self.peers = map(list, saved[10:])

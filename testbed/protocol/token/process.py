@@ -16,13 +16,10 @@ __all__ = ["Process"]
 
 
 class Process:
-    """The process of one rank.
+    """The process of one rank."""
 
-    :param window: Tokens that it sends.
-    """
-
-    def __init__(self, rank: Rank, window: int) -> None:
-        self.rank, self.window = rank, window
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
         self.seq = 0
 
     def open(self, seq: int) -> None:
@@ -41,29 +38,38 @@ class Process:
         self.seq = rank.open = seq
 
     def send(self, messages: dict[int, Sequence[tuple[int, ...]]], flags: int = 0) -> list[Packet]:
-        """Enter the exchange that is open, and return the first frames (``tokens_send``).
+        """Enter the exchange that is open, and return what the window lets pass
+        (``tokens_send``).
 
         :param messages: By partner, the data of each of its frames.
         """
         rank, config = self.rank, self.rank.config
         first = (self.seq & 1) * config.outs
         rank.entered = self.seq
+        places = {frame: place for place, frame in enumerate(config.order)}
         for partner, frames in messages.items():
             for number, data in enumerate(frames):
-                index = first + config.pairs[partner].out + number
+                frame = config.pairs[partner].out + number
+                index, last = first + frame, config.stride - 1
+                returns = FLAGS.RETURN if places[frame] % config.stride == last else 0
                 rank.outs[index] = Out(
                     check_of(data),
                     self.seq,
                     partner,
                     number,
                     len(frames),
-                    flags,
+                    flags | returns,
                     rank.outs[index].acked,
                     tuple(data),
                 )
         total = sum(map(len, messages.values()))
-        rank.ready = rank.next = word_of(self.seq, 0)
+        rank.ready = rank.next = rank.returned = word_of(self.seq, 0)
         rank.ready += total
+        return self.push()
+
+    def push(self) -> list[Packet]:
+        """Send what the window lets pass (``push``)."""
+        rank, config = self.rank, self.rank.config
         blank = Packet(
             config.rank,
             config.rank,
@@ -75,17 +81,48 @@ class Process:
             prev=0,
         )
         sent = []
-        for _ in range(min(self.window, total)):
-            packet = rank.refill(blank)
-            rank.counters["sent"] -= 1  # by the process
+        while rank.credit and self.unsent:
+            packet = self.emit(blank)
             assert packet is not None
             sent.append(packet)
         return sent
 
+    def emit(self, blank: Packet) -> Packet | None:
+        """Fill an empty frame; without a doorbell, the process does so itself."""
+        filled = self.rank.on_doorbell(blank)
+        if self.rank.config.stride == 1:
+            self.rank.counters["sent"] -= 1
+        return filled
+
+    @property
+    def unsent(self) -> int:
+        """Frames that have not been taken yet."""
+        return self.rank.ready - self.rank.next
+
+    def go_on(self) -> list[Packet]:
+        """Return what a token that has come back lets pass, or sleep until one does
+        (``tokens_wait``); without a doorbell, tokens carry all.
+        """
+        if self.rank.config.stride == 1 or not self.unsent:
+            return []
+        self.rank.stalled = not self.rank.credit
+        return self.push()
+
+    def forgive(self) -> list[Packet]:
+        """Tokens that have not come back by now are lost: go on without them (``forgive``)."""
+        rank, stride = self.rank, self.rank.config.stride
+        if not self.unsent:
+            return []
+        rank.returned = word_of(self.seq, -(-(rank.next & 0xFFFFFFFF) // stride))
+        return self.push()
+
     @property
     def is_complete(self) -> bool:
-        """Whether everything has landed."""
-        return self.rank.complete[self.seq & 1] == len(self.rank.config.partners)
+        """Whether everything has landed, and been sent; without a doorbell, tokens go on
+        sending.
+        """
+        landed = self.rank.complete[self.seq & 1] == len(self.rank.config.partners)
+        return landed and (self.rank.config.stride == 1 or not self.unsent)
 
     def take(self) -> dict[int, list[tuple[int, ...]]] | None:
         """Verify all that has landed; return the data of each partner's frames, or None if some is

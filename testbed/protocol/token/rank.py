@@ -114,7 +114,9 @@ class Rank(Memory):
         return first + self.config.pairs[packet.sender].slot + packet.number
 
     def land(self, packet: Packet, before: int) -> Packet | None:
-        """Copy the data of a frame that has been claimed, and send the frame back as a token."""
+        """Copy the data of a frame that has been claimed; one that is to return goes back as a
+        token.
+        """
         index, parity, words = self.slot_of(packet), packet.seq & 1, (packet.length - _CHECK) // 8
         if words > self.config.room or len(packet.body) - 1 < words:
             self.slots[index] = self.slots[index]._replace(claim=before)
@@ -138,6 +140,8 @@ class Rank(Memory):
             self.complete[parity] += 1
             if self.complete[parity] == len(self.config.partners):
                 self.wakes += 1
+        if not packet.flags & FLAGS.RETURN:
+            return None
         self.counters["returned"] += 1
         body = (0, *packet.body[1:])
         token = packet._replace(kind=PinchKind.ACK, flags=0, body=body)
@@ -158,6 +162,11 @@ class Rank(Memory):
             self.drop("duplicate")
             return None
         self.outs[index] = out._replace(acked=packet.seq)
+        if seq_of(self.returned) == packet.seq:
+            self.returned += 1
+        if self.stalled:
+            self.stalled = 0
+            self.wakes += 1
         return self.refill(packet)
 
     def _out_of(self, packet: Packet) -> int | None:
@@ -168,13 +177,41 @@ class Rank(Memory):
         return (packet.seq & 1) * self.config.outs + pair.out + packet.number
 
     def refill(self, packet: Packet) -> Packet | None:
-        """Fill a token with the next frame that is ready."""
+        """Fill a token, in which any frame must fit, with the next one that is ready."""
+        if len(packet.body) - 1 < self.config.room:
+            self.drop("bad_length")
+            return None
         if seq_of(self.next) != seq_of(self.ready) or self.next >= self.ready:
             self.drop("ends")
             return None
         place, parity = self.next & 0xFFFFFFFF, seq_of(self.next) & 1
         self.next += 1
         return self._fill(packet, parity * self.config.outs + self.config.order[place], 0)
+
+    def on_doorbell(self, packet: Packet) -> Packet | None:
+        """The process has rung (``token_doorbell``): fill an empty frame with the next one, and
+        return it, if the window is not full.
+        """
+        config = self.config
+        if packet.cookie != config.cookie:
+            self.drop("bad_cookie")
+            return None
+        if len(packet.body) - 1 < config.room:
+            self.drop("bad_length")
+            return None
+        if seq_of(self.returned) == seq_of(self.next) and not self.credit:
+            self.drop("held")
+            return None
+        filled = self.refill(packet._replace(version=VERSION, tag=config.tag & 0xFFFF))
+        if filled is None or filled.flags & FLAGS.RETURN:
+            return filled
+        return filled._replace(body=filled.body[: filled.length // 8])  # only as long as its data
+
+    @property
+    def credit(self) -> int:
+        """Frames that the window lets pass."""
+        in_flight = (self.next & 0xFFFFFFFF) - (self.returned & 0xFFFFFFFF) * self.config.stride
+        return max(0, self.config.window - in_flight)
 
     def _fill(self, packet: Packet, index: int, attempt: int) -> Packet | None:
         out = self.outs[index]

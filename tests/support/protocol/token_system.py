@@ -36,7 +36,7 @@ class Scene:
     :param frames: The number of frames that each rank sends to each other one, in each exchange.
     :param exchanges: How many there are.
     :param faults: How many faults there may be in total; `kinds`: which ones.
-    :param window: Tokens of each rank.
+    :param window: Frames in flight of each rank; `stride`: how many for each that returns.
     :param seq: The sequence number of the first exchange.
     :param one_way: Whether a rank is a partner even if it sends nothing.
     """
@@ -46,6 +46,7 @@ class Scene:
     faults: int = 0
     kinds: frozenset[str] = frozenset()
     window: int = 1
+    stride: int = 1
     seq: int = 5
     one_way: bool = True
 
@@ -73,7 +74,7 @@ def make_config(scene: Scene, rank: int) -> Config:
         (0, 0) if other == rank else (scene.count(other, rank), scene.count(rank, other))
         for other in range(scene.ranks)
     )
-    return Config(COOKIE, rank, scene.ranks, GROUP, TAG, 1, pairs)
+    return Config(COOKIE, rank, scene.ranks, GROUP, TAG, 1, pairs, scene.window, scene.stride)
 
 
 class Parts(NamedTuple):
@@ -113,7 +114,7 @@ class Tokens(System[State]):
 
     scene: Scene
     make: Make = Rank
-    make_process: Callable[[Rank, int], Process] = Process
+    make_process: Callable[[Rank], Process] = Process
     parts: list[Parts] = field(default_factory=list)
     packets: list[Packet] = field(default_factory=list)
     _numbers: dict[Any, int] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class Tokens(System[State]):
     def __post_init__(self) -> None:
         scene = self.scene
         self.members = [self.make(make_config(scene, rank)) for rank in range(scene.ranks)]
-        self.processes = [self.make_process(rank, scene.window) for rank in self.members]
+        self.processes = [self.make_process(rank) for rank in self.members]
         self.seqs = [scene.seq]
         for _ in range(scene.exchanges):
             self.seqs.append(seq_after(self.seqs[-1]))
@@ -160,7 +161,7 @@ class Tokens(System[State]):
         for rank, number in enumerate(state.ranks):
             parts = self.parts[number]
             if parts.turn < self.scene.exchanges:
-                for event in ("enter", "take"):
+                for event in ("enter", "take", "go on"):
                     if (found := self._react(rank, number, event)) is not None:
                         yield f"{rank} {event}", self._after(state, rank, *found)
                 if parts.entered and not state.in_flight and not state.claimed:
@@ -263,8 +264,12 @@ class Tokens(System[State]):
                         wrong = f"rank {index} has {found} instead of {expected}"
                     process.open(self.seqs[turn + 1])
                     turn, entered = turn + 1, False
+            case "go on":
+                if not entered or rank.stalled or not process.unsent or self.scene.stride == 1:
+                    return None
+                out = process.go_on()
             case "timer":
-                out = [
+                out = process.forgive() + [
                     process.ask(partner, each, 1)
                     for partner in rank.config.partners
                     for each in process.missing(partner)
