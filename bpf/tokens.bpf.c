@@ -280,6 +280,16 @@ static __always_inline int claim(struct token_slot *slot, __u32 seq, __u64 *befo
 	return DROP_CONTENDED;
 }
 
+/* Read the lines of the slot in which the next frame lands, most likely, so that they are on their
+ * way from memory before it is written. */
+static __always_inline void fetch(__u32 index)
+{
+	const volatile char *data = bpf_map_lookup_elem(&token_landing, &index);
+
+	for (__u32 at = 0; data && at < token_config.room && at < TOKEN_PAGE; at += TOKEN_LINE)
+		data[at];
+}
+
 static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
 				   struct token_frame *t)
 {
@@ -306,6 +316,7 @@ static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
 	peer = bpf_map_lookup_elem(&token_peers, &sender);
 	if (!slot || !to || !peer)
 		return XDP_DROP;
+	fetch(index + 1);
 	lost = claim(slot, seq, &before);
 	if (lost >= 0)
 		return drop(lost);

@@ -12,10 +12,12 @@ enum row_lanes { ROW_FLOAT32, ROW_BFLOAT16, ROW_INT16 };
 
 enum adjacency_sum { ADJACENCY_SUM, ADJACENCY_WEIGHTED, ADJACENCY_MAX };
 
-/* Which sources' rows make up the rows of a result, in CSR. */
+/* Which sources' rows make up the rows of a result, in CSR of the rows that have any. */
 struct adjacency {
-	__u64 rows; /* rows of the result */
-	__u64 dim;  /* columns */
+	__u64 rows;	      /* rows of the result */
+	__u64 targets;	      /* of these, rows with sources */
+	const __s64 *numbers; /* their numbers, ascending */
+	__u64 dim;	      /* columns */
 	const __s64 *indptr;
 	const __s32 *indices;
 	const float *weights; /* one per index */
@@ -37,4 +39,5 @@ struct row_source {
 	const __s64 *indptr;  /* of sums; or NULL: rows of embeddings */
 	const __s32 *indices; /* positions of their summands */
 	const float *weights; /* one per index */
+	__u64 summands;	      /* number of indices */
 };

@@ -107,7 +107,8 @@ struct token_slot {
 	__u32 flags;
 };
 
-/* What this rank knows about another. */
+/* What this rank knows about another: a cache line, since frames of two senders arrive on two
+ * CPUs. */
 struct token_peer {
 	__u32 landed[2]; /* frames */
 	__u32 frames[2]; /* how many there are; 0: none has landed */
@@ -116,8 +117,10 @@ struct token_peer {
 	__u32 answers;	 /* of these, statuses */
 	__u32 at;	 /* sequence number that it has entered, by its latest status */
 	__u32 waits;	 /* ranks that it was waiting for then, one bit each */
-	__u32 pad;
+	__u32 pad[5];
 };
+
+_Static_assert(sizeof(struct token_peer) == 64, "a cache line");
 
 /* The first are enum drop_reason. */
 enum token_counter {

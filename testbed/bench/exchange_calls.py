@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 LARGEST = 100  # magnitude of a value
+_LINE = 64  # bytes of a cache line
 TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
 """Tolerance per summand; with 16 bits, slightly more than half a step. Values are whole numbers, so
 a sum with one summand too many or too few is off by at least 1.
@@ -96,7 +97,19 @@ def prepare_case(
     exact = csr_array((np.ones(len(halo.indices)), halo.indices, halo.indptr), shape) @ received
     summands = np.diff(halo.indptr)[:, None] * (2 if choice == "cover" else 1)
     tolerance = TOLERANCES[lanes] * (1 + summands)
-    context.keep(Work((x, -x), np.empty_like(x), exact, tolerance))
+    inputs = _aligned(x), _aligned(-x)
+    context.keep(Work(inputs, _aligned(x), exact, tolerance))
+
+
+def _aligned(x: Embeddings) -> Embeddings:
+    """A copy that begins with a cache line, as PyTorch's tensors do; numpy's may begin in its
+    middle.
+    """
+    memory = np.empty(x.nbytes + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    copy = memory[first : first + x.nbytes].view(np.float32).reshape(x.shape)
+    copy[:] = x
+    return copy
 
 
 def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: str) -> None:

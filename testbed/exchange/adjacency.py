@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.exchange.halo import Halo
+from testbed.exchange.halo import Halo, Sums
 from testbed.kernel.abi import Struct, constant
 from testbed.native import load
 
@@ -67,9 +67,8 @@ class RowFormat:
         return constant(f"ROW_{self.lanes.upper()}")
 
 
-def row_source(form: RowFormat, halo: Halo, aggregation: Aggregation) -> Struct:
-    """What a rank sends, for native code: ``struct row_source``. The halo must outlive it."""
-    sums = halo.sums
+def row_source(form: RowFormat, sums: Sums | None, aggregation: Aggregation) -> Struct:
+    """What a rank sends, for native code: ``struct row_source``. The sums must outlive it."""
     return Struct(
         "row_source",
         lanes=form.number,
@@ -79,6 +78,7 @@ def row_source(form: RowFormat, halo: Halo, aggregation: Aggregation) -> Struct:
         indptr=0 if sums is None else sums.indptr.ctypes.data,
         indices=0 if sums is None else sums.indices.ctypes.data,
         weights=0 if sums is None or sums.weights is None else sums.weights.ctypes.data,
+        summands=0 if sums is None else len(sums.indices),
     )
 
 
@@ -110,16 +110,20 @@ class Adjacency:
         steps: NDArray[np.float32] | None = None,
     ) -> None:
         by_index = None if offsets is None else np.ascontiguousarray(offsets[indices])
+        numbers = np.flatnonzero(np.diff(indptr))
+        starts = np.append(indptr[numbers], indptr[-1:])
         # Kept alive because the structure points to them.
-        self._arrays = indptr, indices, weights, places, by_index, steps
+        self._arrays = numbers, starts, indices, weights, places, by_index, steps
         self._call = load("aggregate").aggregate
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p]
         self._call.restype = None
         self._struct = Struct(
             "adjacency",
             rows=len(indptr) - 1,
+            targets=len(numbers),
+            numbers=numbers.ctypes.data,
             dim=dim,
-            indptr=indptr.ctypes.data,
+            indptr=starts.ctypes.data,
             indices=indices.ctypes.data,
             weights=0 if weights is None else weights.ctypes.data,
             places=0 if places is None else places.ctypes.data,

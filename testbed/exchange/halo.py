@@ -4,7 +4,8 @@ them. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,30 @@ class Sums:
     reach: NDArray[np.float64]
     halo_summands: NDArray[np.int64]
     halo_reach: NDArray[np.float64]
+
+    def arranged(
+        self, sends: Sequence[NDArray[np.int64]]
+    ) -> tuple[Sums, tuple[NDArray[np.int64], ...]]:
+        """Put rows into the order in which they are sent, so that their summands are read one
+        after the other.
+
+        :param sends: For each rank, the rows that it gets.
+        :returns: The rows, one for each that is sent, and which of them each rank gets.
+        """
+        rows = np.concatenate(sends)
+        counts = np.diff(self.indptr)[rows]
+        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        chosen = np.repeat(self.indptr[rows] - indptr[:-1], counts) + np.arange(indptr[-1])
+        made = replace(
+            self,
+            indptr=indptr,
+            indices=self.indices[chosen],
+            weights=None if self.weights is None else self.weights[chosen],
+            numbers=self.numbers[rows],
+            reach=self.reach[rows],
+        )
+        ends = np.cumsum([len(each) for each in sends])
+        return made, tuple(np.split(np.arange(len(rows)), ends[:-1]))
 
 
 @dataclass(frozen=True)

@@ -145,10 +145,20 @@ class Exchange(Collective[ExchangeSpec]):
         if self.spec.halo.sums is not None and self.forms:
             started = time.perf_counter()
             self._forms.aggregate(rows, self._rows)
+            if self.spec.aggregation == "max":
+                self._keep_nonfinite(rows)
             self._phases["aggregate"] += time.perf_counter() - started
             rows = self._rows
         self._aggregate(rows, np.asarray(out))
         return out
+
+    def _keep_nonfinite(self, x: Embeddings) -> None:
+        """Make NaN of partial maxima over values that are not finite, which a maximum may hide."""
+        sums = self.spec.halo.sums
+        bad = np.asarray(~np.isfinite(x).all(axis=1))
+        if sums is not None and bad.any():
+            found = np.logical_or.reduceat(bad[sums.indices], sums.indptr[:-1])
+            self._rows[found] = np.nan
 
     @abstractmethod
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:

@@ -107,7 +107,10 @@ class Mesh(Closing):
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._peers = np.zeros(len(self._ranks), dtype("mesh_peer"))
         self._positions = _positions(halo.numbers) if pull else np.empty(0, np.int32)
-        self._source = row_source(form, halo, spec.aggregation)
+        sums, rows_of = halo.sums, halo.sends
+        if sums is not None and not pull:
+            sums, rows_of = sums.arranged(halo.sends)
+        self._source = row_source(form, sums, spec.aggregation)
         self._mesh = Struct(
             "mesh",
             peers=len(self._ranks),
@@ -123,10 +126,10 @@ class Mesh(Closing):
         )
         #: Whether any peer needs a vertex of this rank's.
         self.sends = any(map(len, halo.sends))
-        self._arrays: list[NDArray[Any]] = []  # kept alive because the structures point to them
+        self._arrays: list[Any] = [sums]  # kept alive because the structures point to them
         for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
             requests, sends = (
-                np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends)
+                np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, rows_of)
             )
             rows = np.empty_like(sends) if pull else sends
             chunk = np.empty(min(CHUNK_BYTES, len(rows) * form.row_bytes), np.uint8)

@@ -5,14 +5,7 @@
 
 #include "rows.h"
 
-#define BLOCK 64 // columns: with AVX2, half of the registers
-#define LINE 16	 // floats of a cache line
 #define AHEAD 16 // neighbours whose rows are being fetched
-
-typedef float floats __attribute__((vector_size(4 * LINE)));
-typedef uint32_t uint32s __attribute__((vector_size(4 * LINE)));
-typedef int16_t int16s __attribute__((vector_size(2 * LINE)));
-typedef uint16_t uint16s __attribute__((vector_size(2 * LINE)));
 
 // Where the row of a neighbour is.
 ALWAYS const char *row_at(const struct adjacency *a, const char *from, int64_t i)
@@ -51,13 +44,6 @@ ALWAYS floats line_at(enum row_lanes lanes, const char *row, uint64_t column)
 	return line;
 }
 
-ALWAYS floats larger(floats one, floats other)
-{
-	uint32s mask = (uint32s)(one > other);
-
-	return (floats)(((uint32s)one & mask) | ((uint32s)other & ~mask));
-}
-
 // What the rows of a neighbour are multiplied by.
 ALWAYS float factor_of(const struct adjacency *a, bool stepped, enum adjacency_sum how, int64_t i)
 {
@@ -72,7 +58,7 @@ ALWAYS void aggregate_lines(const struct adjacency *a, enum row_lanes lanes, boo
 			    enum adjacency_sum how, uint64_t row, const char *from, uint64_t column,
 			    float *to, const uint64_t lines)
 {
-	int64_t end = a->indptr[row + 1], last = a->indptr[a->rows] - 1;
+	int64_t end = a->indptr[row + 1], last = a->indptr[a->targets] - 1;
 	uint64_t bytes = (lanes == ROW_FLOAT32 ? 4 : 2) * lines * LINE;
 	floats sum[BLOCK / LINE];
 
@@ -124,19 +110,47 @@ ALWAYS void aggregate_rest(const struct adjacency *a, enum row_lanes lanes, bool
 	}
 }
 
-ALWAYS void aggregate_all(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+// The rows of a result: those without sources, of which most results have many, are filled.
+struct filling {
+	uint64_t next; // row
+	float *to;
+};
+
+static inline void fill_up_to(struct filling *f, const struct adjacency *a, uint64_t row)
+{
+	uint64_t count = (row - f->next) * a->dim, i = 0;
+	float value = a->sum == ADJACENCY_MAX ? -INFINITY : 0;
+	floats line = (floats){} + value;
+
+	for (; i + LINE <= count; i += LINE)
+		memcpy(f->to + i, &line, sizeof(line));
+	for (; i < count; i++)
+		f->to[i] = value;
+	f->to += count;
+	f->next = row;
+}
+
+ALWAYS void aggregate_all(const struct adjacency *adjacency, enum row_lanes lanes, bool stepped,
 			  enum adjacency_sum how, const char *from, float *to)
 {
-	for (uint64_t row = 0; row < a->rows; row++, to += a->dim) {
+	const struct adjacency a = *adjacency; // which `to` does not overlap
+	struct filling f = { 0, to };
+
+	for (uint64_t target = 0; target < a.targets; target++) {
 		uint64_t first = 0;
 
-		for (; first + BLOCK <= a->dim; first += BLOCK)
-			aggregate_lines(a, lanes, stepped, how, row, from, first, to + first,
+		fill_up_to(&f, &a, a.numbers[target]);
+		for (; first + BLOCK <= a.dim; first += BLOCK)
+			aggregate_lines(&a, lanes, stepped, how, target, from, first, f.to + first,
 					BLOCK / LINE);
-		for (; first + LINE <= a->dim; first += LINE)
-			aggregate_lines(a, lanes, stepped, how, row, from, first, to + first, 1);
-		aggregate_rest(a, lanes, stepped, how, row, from, first, to);
+		for (; first + LINE <= a.dim; first += LINE)
+			aggregate_lines(&a, lanes, stepped, how, target, from, first, f.to + first,
+					1);
+		aggregate_rest(&a, lanes, stepped, how, target, from, first, f.to);
+		f.to += a.dim;
+		f.next++;
 	}
+	fill_up_to(&f, &a, a.rows);
 }
 
 ALWAYS void aggregate_lanes(const struct adjacency *a, enum row_lanes lanes, bool stepped,
@@ -153,12 +167,15 @@ ALWAYS void aggregate_lanes(const struct adjacency *a, enum row_lanes lanes, boo
 // Rows are so large that float32 sums might pass through infinity: doubles do not.
 static void aggregate_large(const struct adjacency *a, const char *from, float *to)
 {
-	for (uint64_t row = 0; row < a->rows; row++, to += a->dim) {
+	struct filling f = { 0, to };
+
+	for (uint64_t target = 0; target < a->targets; target++) {
 		double sum[ROW_MOST];
 
+		fill_up_to(&f, a, a->numbers[target]);
 		for (uint64_t j = 0; j < a->dim; j++)
 			sum[j] = a->sum == ADJACENCY_MAX ? -INFINITY : 0;
-		for (int64_t i = a->indptr[row]; i < a->indptr[row + 1]; i++) {
+		for (int64_t i = a->indptr[target]; i < a->indptr[target + 1]; i++) {
 			const char *other = row_at(a, from, i);
 			double factor = a->steps ? a->steps[a->indices[i]] : 1;
 
@@ -174,8 +191,11 @@ static void aggregate_large(const struct adjacency *a, const char *from, float *
 			}
 		}
 		for (uint64_t j = 0; j < a->dim; j++)
-			to[j] = (float)sum[j];
+			f.to[j] = (float)sum[j];
+		f.to += a->dim;
+		f.next++;
 	}
+	fill_up_to(&f, a, a->rows);
 }
 
 void aggregate(const struct adjacency *a, bool large, const char *from, float *to);

@@ -16,7 +16,23 @@
 
 #define INFINITE 0x7f800000 /* its bits, and the least of what is not finite */
 
+#define BLOCK 64 /* columns whose sums stay in registers: with AVX2, half of those */
+#define LINE 16	 /* floats of a cache line */
+
 #define ALWAYS static inline __attribute__((always_inline))
+
+typedef float floats __attribute__((vector_size(4 * LINE)));
+typedef uint32_t uint32s __attribute__((vector_size(4 * LINE)));
+typedef int16_t int16s __attribute__((vector_size(2 * LINE)));
+typedef uint16_t uint16s __attribute__((vector_size(2 * LINE)));
+
+/* The larger of each two. */
+ALWAYS floats larger(floats one, floats other)
+{
+	uint32s mask = (uint32s)(one > other);
+
+	return (floats)(((uint32s)one & mask) | ((uint32s)other & ~mask));
+}
 
 ALWAYS uint32_t bits_of(float x)
 {
@@ -140,29 +156,81 @@ static uint32_t pack_large(const struct row_source *s, const float *x, int64_t r
 	return INFINITE - 1;
 }
 
+/* Form a sum in columns `column` on: `lines` lines of them, which stay in registers. */
+ALWAYS void sum_lines(const struct row_source *s, enum adjacency_sum how, const float *x,
+		      int64_t row, uint32_t n, uint32_t column, const uint32_t lines, float *to)
+{
+	int64_t end = s->indptr[row + 1];
+	floats sum[BLOCK / LINE];
+
+#pragma clang loop unroll(full)
+	for (uint32_t j = 0; j < lines; j++)
+		sum[j] = (floats){} + (how == ADJACENCY_MAX ? -INFINITY : 0.0f);
+	for (int64_t k = s->indptr[row]; k < end; k++) {
+		const float *from = x + (size_t)s->indices[k] * n + column;
+
+#pragma clang loop unroll(full)
+		for (uint32_t j = 0; j < lines; j++) {
+			floats line;
+
+			memcpy(&line, from + j * LINE, sizeof(line));
+			if (how == ADJACENCY_MAX)
+				sum[j] = larger(line, sum[j]);
+			else if (how == ADJACENCY_WEIGHTED)
+				sum[j] += line * s->weights[k];
+			else
+				sum[j] += line;
+		}
+	}
+#pragma clang loop unroll(full)
+	for (uint32_t j = 0; j < lines; j++)
+		memcpy(to + column + j * LINE, &sum[j], sizeof(floats));
+}
+
+ALWAYS void sum_row(const struct row_source *s, enum adjacency_sum how, const float *x, int64_t row,
+		    uint32_t n, float *to)
+{
+	uint32_t column = 0;
+
+	for (; column + BLOCK <= n; column += BLOCK)
+		sum_lines(s, how, x, row, n, column, BLOCK / LINE, to);
+	for (; column + LINE <= n; column += LINE)
+		sum_lines(s, how, x, row, n, column, 1, to);
+	for (; column < n; column++) {
+		float sum = how == ADJACENCY_MAX ? -INFINITY : 0;
+
+		for (int64_t k = s->indptr[row]; k < s->indptr[row + 1]; k++) {
+			float value = x[(size_t)s->indices[k] * n + column];
+
+			if (how == ADJACENCY_MAX)
+				sum = value > sum ? value : sum;
+			else if (how == ADJACENCY_WEIGHTED)
+				sum += value * s->weights[k];
+			else
+				sum += value;
+		}
+		to[column] = sum;
+	}
+}
+
 ALWAYS uint32_t pack_sum(const struct row_source *s, enum row_lanes lanes, const float *x,
 			 int64_t row, uint32_t n, char *to, float *step)
 {
-	int64_t end = s->indptr[row + 1];
 	float sum[ROW_MOST];
 	uint32_t most;
 
-	for (uint32_t i = 0; i < n; i++)
-		sum[i] = s->sum == ADJACENCY_MAX ? -INFINITY : 0;
-	for (int64_t k = s->indptr[row]; k < end; k++) {
-		const float *from = x + (size_t)s->indices[k] * n;
-		float weight = s->sum == ADJACENCY_WEIGHTED ? s->weights[k] : 1;
-
-		if (k + 8 < end)
-			fetch_row(x + (size_t)s->indices[k + 8] * n, n);
-		if (s->sum == ADJACENCY_MAX)
-			for (uint32_t i = 0; i < n; i++)
-				sum[i] = from[i] > sum[i] ? from[i] : sum[i];
-		else
-			for (uint32_t i = 0; i < n; i++)
-				sum[i] += weight * from[i];
-	}
+	if (s->sum != ADJACENCY_WEIGHTED && s->indptr[row + 1] - s->indptr[row] == 1)
+		return pack_row(lanes, x + (size_t)s->indices[s->indptr[row]] * n, n, to, step);
+	if (s->sum == ADJACENCY_SUM)
+		sum_row(s, ADJACENCY_SUM, x, row, n, sum);
+	else if (s->sum == ADJACENCY_WEIGHTED)
+		sum_row(s, ADJACENCY_WEIGHTED, x, row, n, sum);
+	else
+		sum_row(s, ADJACENCY_MAX, x, row, n, sum);
 	most = pack_row(lanes, sum, n, to, step);
+	/* A maximum hides infinity and NaN. */
+	for (int64_t k = s->indptr[row]; k < s->indptr[row + 1] && s->sum == ADJACENCY_MAX; k++)
+		most = row_absmax(x + (size_t)s->indices[k] * n, n) >= INFINITE ? INFINITE : most;
 	if (most >= INFINITE && s->sum != ADJACENCY_MAX)
 		return pack_large(s, x, row, to, step);
 	return most;
@@ -180,9 +248,11 @@ ALWAYS uint32_t pack_rows_of(const struct row_source *s, enum row_lanes lanes, u
 		float step;
 
 		if (s->indptr) {
-			int64_t first = s->indptr[rows[next]], end = s->indptr[rows[next] + 1];
+			/* Sums are most often packed one after the other. */
+			int64_t k = s->indptr[rows[i]] + ROWS_AHEAD;
+			int64_t end = s->indptr[rows[i] + 1] + ROWS_AHEAD;
 
-			for (int64_t k = first; k < end && k < first + 4; k++)
+			for (; k < end && k < (int64_t)s->summands; k++)
 				fetch_row(x + (size_t)s->indices[k] * n, n);
 			absmax = pack_sum(s, lanes, x, rows[i], n, to, &step);
 		} else {

@@ -50,6 +50,12 @@ def travel(halos: tuple[Halo, ...], x: list[np.ndarray], kind: Aggregation) -> l
         formed = np.empty((len(sums.numbers), dim), np.float32)
         Adjacency(sums.indptr, sums.indices, sums.weights, dim, kind).aggregate(mine, formed)
         rows.append(formed)
+        placed, picked = sums.arranged(halo.sends)
+        again = np.empty((len(placed.numbers), dim), np.float32)
+        Adjacency(placed.indptr, placed.indices, placed.weights, dim, kind).aggregate(mine, again)
+        for sent, chosen in zip(halo.sends, picked, strict=True):
+            assert np.array_equal(again[chosen], formed[sent])
+            assert np.array_equal(placed.numbers[chosen], sums.numbers[sent])
     found = []
     for halo in halos:
         for other in halos:

@@ -1,8 +1,7 @@
 """Rows as they travel: native code against the reference model, and what they add up to."""
 
 import ctypes
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -29,8 +28,7 @@ def pack(
     kind: Aggregation = "sum",
 ) -> Packed:
     """The largest magnitude, the rows of a message, and their steps."""
-    halo: Any = SimpleNamespace(sums=sums)
-    source = row_source(form, halo, kind)
+    source = row_source(form, sums, kind)
     packed = np.full((len(rows), form.row_bytes), 0xEE, np.uint8)
     steps = np.full(len(rows), np.nan, np.float32)
     call = load("aggregate").pack
@@ -89,6 +87,10 @@ def test_values_that_are_not_finite_are_noticed(lanes: RowLanes, value: float) -
         form = RowFormat(lanes, dim, True)
         assert np.isfinite(pack(form, x, np.array([0, 5, 8]))[0])
         assert not np.isfinite(pack(form, x, np.array([0, 7, 8]))[0])
+        for kind in get_args(Aggregation):
+            sums = make_sums(kind, [2, 3, 2, 7, 5], [0, 2, 5])
+            assert np.isfinite(pack(form, x, np.array([0]), sums, kind)[0])
+            assert not np.isfinite(pack(form, x, np.array([0, 1]), sums, kind)[0])
 
 
 def make_sums(kind: Aggregation, indices: list[int], indptr: list[int]) -> Sums:

@@ -55,10 +55,34 @@ def test_rows_arrive_bit_for_bit(hosts, kind, lanes, assert_nothing_left) -> Non
     ),
 )
 def test_other_mtus(hosts, mtu) -> None:
+    """With the largest, tokens carry all frames but the first; else the kernel makes them."""
     graph = draw_partitioned(0, 2000, 15_000, 3)
     for dim, lanes in ((5, "int16"), (512, "int32")):
         with hosts.open(graph, dim, "weighted", lanes, **TOKENS) as exchange:
             exchange.check([embeddings(turn, graph, dim) for turn in range(3)])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, marks=pytest.mark.fabric(hosts=3, datapath="xdp", **settings))
+        for settings in ({"switch": "bridge"}, {"xdp": "generic"}, {"queues": 1})
+    ],
+    ids=str,
+)
+def test_other_fabrics(hosts, settings) -> None:
+    """A bridge cuts off what is behind a packet's end; in the stack, frames are not redirected."""
+    graph = draw_partitioned(0, 2000, 15_000, 3)
+    for halo in ("rows", "cover"):
+        with hosts.open(graph, 64, "weighted", halo=halo, **TOKENS) as exchange:
+            exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
+
+
+@pytest.mark.parametrize("window", [1, 2, 256])
+def test_other_windows(hosts, window) -> None:
+    graph = draw_partitioned(0, 2000, 15_000, 4)
+    with hosts.open(graph, 64, window=window, **TOKENS) as exchange:
+        exchange.check([embeddings(turn, graph, 64) for turn in range(3)], times=3)
 
 
 def test_many_in_a_row(hosts) -> None:
@@ -90,18 +114,24 @@ def test_rows_arrive_under_faults(hosts, faults, words, assert_nothing_left) -> 
     assert_nothing_left()
 
 
-def test_what_is_not_finite_is_an_error_where_it_is_needed(hosts) -> None:
+@pytest.mark.parametrize(
+    ("kind", "halo"), [("sum", "rows"), ("max", "cover")], ids=lambda value: value
+)
+@pytest.mark.parametrize("broadcast", ["tokens", "tc"])
+def test_what_is_not_finite_is_an_error_where_it_is_needed(hosts, kind, halo, broadcast) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
     x = embeddings(0, graph, 3)
     bad = x.copy()
-    halo = graph.halos[1]
-    bad[halo.owned[halo.sends[0][0]], 1] = np.nan
-    with hosts.open(graph, 3, **TOKENS) as exchange:
+    sender = graph.halos[1]
+    bad[sender.owned[sender.sends[0][0]], 1] = -np.inf
+    options = {"broadcast": broadcast, "aggregate": "process"}
+    with hosts.open(graph, 3, kind, halo=halo, **options) as exchange:
         exchange.check([x])
         results = exchange.aggregate([bad])[0]
         said = "exchange: rank 1 (h2) has embeddings that are not finite"
         assert str(results[0]) == str(results[1]) == said
-        exchange.check([x])
+        if broadcast == "tokens":
+            exchange.check([x])
 
 
 @pytest.mark.parametrize("lanes", ["int16", "int32"])

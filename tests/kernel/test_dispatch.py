@@ -9,8 +9,11 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import ARP, Ether
 
+from testbed.core.errors import KernelError
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, BpfObject
+from testbed.kernel.abi import constant
 from testbed.protocol.ring.memory import WrKind
+from testbed.protocol.wire import FRAME
 from tests.support.kernel.packets import SEQ, kick, loaded, prepare, reduce
 from tests.support.protocol.network import GROUP
 
@@ -52,6 +55,17 @@ def test_other_traffic_goes_to_the_stack(run, name) -> None:
     assert run("dispatch_link", OTHERS[name]) == XDP_PASS
     assert run("dispatch_doorbell", OTHERS[name]) == XDP_DROP
     assert run("dispatch_execute", OTHERS[name]) == XDP_DROP
+
+
+def test_frames_that_the_kernel_makes_reach_the_doorbell(host) -> None:
+    before, frame = strangers(host), bytearray(kick())
+    group = FRAME.fields["group"][1]
+    frame[group : group + 2] = bytes(2)  # which is nobody's
+    host[0].programs["dispatch_doorbell"].run_live(bytes(frame), 100)
+    assert strangers(host) == before + 100
+    with pytest.raises(KernelError, match="live run of dispatch_doorbell"):
+        host[0].programs["dispatch_doorbell"].run_live(bytes(4096), 2)  # larger than a page
+    host[0].programs["dispatch_doorbell"].run_live(bytes(constant("TOKEN_PAGE")), 2)
 
 
 def test_frames_of_a_group_reach_its_programs(run, host) -> None:

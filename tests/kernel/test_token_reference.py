@@ -267,6 +267,7 @@ class Compared:
             self.in_flight.append(run.data)
         member.assert_same()
 
+
 @pytest.fixture(scope="module", params=SHAPES)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     before = os.sched_getaffinity(0)

@@ -33,7 +33,7 @@ COUNTERS = counter_names("token_counter", "TOKEN_")
 _SOL_PACKET, _PACKET_QDISC_BYPASS = 263, 20  # linux/if_packet.h
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 _SEND_BUFFER = 16 << 20
-_IN_FLIGHT = 256 << 10
+_IN_FLIGHT = 128 << 10
 """Bytes that a process sends at once: further tokens hardly help where hosts share processors, and
 the process has to copy them.
 """
@@ -102,13 +102,16 @@ class TokenPort(Closing):
         layout, halo, maps = self.layout, spec.halo, self._object.maps
         self._partners = np.zeros(max(len(layout.partners), 1), dtype("token_partner"))
         partner_of = np.zeros(max(layout.outs, 1), np.uint32)
-        self._source = row_source(layout.form, halo, spec.aggregation)
+        sums, rows_of = halo.sums, halo.sends
+        if sums is not None:
+            sums, rows_of = sums.arranged(halo.sends)
+        self._source = row_source(layout.form, sums, spec.aggregation)
         consumer, producer, _ = maps["token_events"].ring_buffer()
-        self._memory: list[Any] = [consumer, producer, partner_of, halo]  # kept alive
+        self._memory: list[Any] = [consumer, producer, partner_of, sums]  # kept alive
         first = 0
         for index, partner in enumerate(layout.partners):
             entry = self._partners[index]
-            rows = np.ascontiguousarray(halo.sends[partner.rank], np.int64)
+            rows = np.ascontiguousarray(rows_of[partner.rank], np.int64)
             self._memory.append(rows)
             entry["rank"], entry["first_row"] = partner.rank, first
             entry["rows_out"], entry["rows"] = len(rows), rows.ctypes.data

@@ -114,7 +114,8 @@ class Opened(Closing):
         self.broadcast: Broadcast = options.get("broadcast", "tc")
         self.open = False
         self.guess = ScaleGuess(slack=SLACK)
-        groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
+        window = {"window": options.pop("window")} if "window" in options else {}
+        groups = on.groups(graph.world, lanes=lanes, timeout=timeout, **window)
         self.number = groups[0].group_id
         specs = [
             ExchangeSpec(group, halo, dim, kind, **options)
