@@ -100,11 +100,14 @@ static __always_inline int send_to(struct xdp_md *ctx, struct token_frame *t, __
 static __always_inline int fill(struct xdp_md *ctx, __u32 index, __u16 attempt)
 {
 	struct token_out *out = bpf_map_lookup_elem(&token_outs, &index);
-	const void *from = bpf_map_lookup_elem(&token_payloads, &index);
 	struct token_frame *t;
+	const void *from;
 	__u32 bytes;
 
-	if (!out || !from)
+	if (!out)
+		return XDP_DROP;
+	from = bpf_map_lookup_elem(&token_payloads, &out->payload);
+	if (!from)
 		return XDP_DROP;
 	bytes = out->bytes;
 	asm volatile("" : "+r"(bytes)); /* for the verifier, which loses the bounds */

@@ -95,8 +95,8 @@ struct token_out {
 	__u32 frames; /* how many there are for it */
 	__u32 bytes;  /* of its data */
 	__u32 flags;
-	__u32 acked; /* sequence number whose token has come back */
-	__u32 pad;
+	__u32 acked;   /* sequence number whose token has come back */
+	__u32 payload; /* where its data is: frames for several ranks may share it */
 };
 
 /* Where a frame lands. */

@@ -25,6 +25,7 @@ struct token_partner {
 	__u64 packed;	   /* rows packed so far */
 	__u32 flags_out;   /* enum token_flag, of these */
 	__u32 flags_in;	   /* enum pinch_flag, of what has arrived */
+	__u32 like;	   /* the first partner that gets the same rows */
 };
 
 struct tokens {

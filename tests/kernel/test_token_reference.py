@@ -153,7 +153,7 @@ class Member:
             entry = self.outs[index]
             for name in ("check", "seq", "receiver", "number", "frames", "flags", "acked"):
                 entry[name] = getattr(out, name)
-            entry["bytes"] = 8 * len(out.data)
+            entry["bytes"], entry["payload"] = 8 * len(out.data), index
             self.payloads[index, : len(out.data)] = out.data
         for index, slot in enumerate(rank.slots):
             self.slots[index]["claim"] = slot.claim

@@ -54,11 +54,13 @@ class Partner:
     """What goes to another rank and comes from it.
 
     :param rows_in: Rows that it sends; `rows_out`: those for it.
+    :param like: The first partner, by index, that gets the same rows.
     :param slot: The first slot for its frames, of `frames_in`; `out`: the first frame for it, of
         `frames_out`. Where there are no rows, there is one frame that says so.
     """
 
     rank: int
+    like: int
     rows_in: int
     rows_out: int
     slot: int
@@ -84,13 +86,16 @@ class Layout:
     def plan(cls, form: RowFormat, halo: Halo, mtu: int, native: bool) -> Layout:
         """Number the frames of a rank with these halo vertices."""
         room, slot, out = room_of(mtu, native), 0, 0
-        partners = []
+        partners: list[Partner] = []
         for rank in range(halo.world):
             rows_in, rows_out = len(halo.sources[rank]), len(halo.sends[rank])
             if rank == halo.rank or not rows_in + rows_out:
                 continue
+            rows = halo.sends[rank]
+            same = (np.array_equal(halo.sends[other.rank], rows) for other in partners)
+            like = next((index for index, equal in enumerate(same) if equal), len(partners))
             found = Partner(
-                *(rank, rows_in, rows_out),
+                *(rank, like, rows_in, rows_out),
                 *(slot, _frames(form, rows_in, room)),
                 *(out, _frames(form, rows_out, room)),
             )

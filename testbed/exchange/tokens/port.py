@@ -115,7 +115,7 @@ class TokenPort(Closing):
             self._memory.append(rows)
             entry["rank"], entry["first_row"] = partner.rank, first
             entry["rows_out"], entry["rows"] = len(rows), rows.ctypes.data
-            entry["rows_in"] = partner.rows_in
+            entry["rows_in"], entry["like"] = partner.rows_in, partner.like
             first += partner.rows_in
             partner_of[partner.out :][: partner.frames_out] = index
         addresses = {
