@@ -70,28 +70,23 @@ class ExchangeSpec:
     bound: float | None = None
     staleness: int = 10
     exponent: int | None = None
-    broadcast: Broadcast = "tc"
+    broadcast: Broadcast | None = None
     processing: Processing = "pinned"
-    aggregate: Adder = "kernel"
+    aggregate: Adder | None = None
     sums: SumWidth = "wide"
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:
             raise SpecError(f"exchange: dim = {self.dim}: must be 1..{MAX_DIM}")
         terms = {key: getattr(self, key) for key in ExchangeTerms.model_fields}
-        checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
+        found = checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
+        for key in ("broadcast", "aggregate"):
+            object.__setattr__(self, key, getattr(found, key))
         if self.bound is not None and self.aggregation == "max":
             raise SpecError(
                 "exchange: bound: aggregation must be sum or weighted, since a maximum cannot be"
                 " taken back"
             )
-        if self.bound is not None and self.aggregate == "process":
-            raise SpecError(
-                "exchange: bound: aggregate must be kernel, where sums stay from one exchange to"
-                " the next"
-            )
-        if self.broadcast == "tokens" and self.aggregate == "kernel":
-            raise SpecError("exchange: broadcast: tokens: aggregate must be process")
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': needs a halo with weights")
         if self.exponent is not None and (

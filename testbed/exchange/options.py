@@ -2,9 +2,10 @@
 collectives.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from testbed.comm.options import GroupOptions, Window
 from testbed.core.tables import Table
@@ -58,25 +59,27 @@ class ExchangeTerms(Table):
             "pinch sends a vertex after this many exchanges at the latest, whatever the bound"
         ),
     )
-    broadcast: Broadcast = Field(
-        default="tc",
+    broadcast: Broadcast | None = Field(
+        default=None,
         description=(
-            "how pinch brings rows to several ranks: tc, a TC program clones frames, or tokens,"
-            " frames that come back and are filled again, so far with aggregate = process"
+            "how pinch brings rows to other ranks: tokens, an XDP program fills a frame for each"
+            " rank, or tc, a TC program clones frames for several ranks; default: tokens, or tc"
+            " with an option that needs it"
         ),
     )
     processing: Processing = Field(
         default="pinned",
         description=(
-            "where pinch aggregates frames: pinned, on the receiving rank's CPU, or spread, where"
-            " they arrive"
+            "where pinch aggregates frames with broadcast = tc: pinned, on the receiving rank's"
+            " CPU, or spread, where they arrive"
         ),
     )
-    aggregate: Adder = Field(
-        default="kernel",
+    aggregate: Adder | None = Field(
+        default=None,
         description=(
-            "who adds up the rows that pinch brings: kernel, an XDP program, as integers, or"
-            " process, as float32, from memory where an XDP program has put them"
+            "who adds up the rows that pinch brings: process, as float32, from memory where an XDP"
+            " program has put them, or kernel, an XDP program, as integers, with broadcast = tc;"
+            " default: process with tokens, kernel with tc"
         ),
     )
     sums: SumWidth = Field(
@@ -86,6 +89,37 @@ class ExchangeTerms(Table):
             " 64 bits, which takes half the additions and leaves lanes 24 bits"
         ),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose(cls, given: Any) -> Any:
+        """Replace defaults that depend on other options."""
+        if not isinstance(given, dict):
+            return given
+        chosen = dict(given)
+        if chosen.get("broadcast") is None:
+            chosen["broadcast"] = "tc" if _needs_tc(chosen) else "tokens"
+        if chosen.get("aggregate") is None:
+            chosen["aggregate"] = "kernel" if chosen["broadcast"] == "tc" else "process"
+        return chosen
+
+    @model_validator(mode="after")
+    def _what_fits(self) -> Self:
+        if self.broadcast == "tokens" and (needs := _needs_tc(self.model_dump())):
+            raise ValueError(f"{needs}: needs broadcast = tc")
+        if self.bound is not None and self.aggregate == "process":
+            raise ValueError(
+                "bound: aggregate must be kernel, where sums stay from one exchange to the next"
+            )
+        return self
+
+
+def _needs_tc(terms: Mapping[str, Any]) -> str:
+    """An option, and its value, that only the TC program's way has; or an empty string."""
+    for key, usual in (("bound", None), ("processing", "pinned"), ("sums", "wide")):
+        if terms.get(key, usual) != usual:
+            return f"{key} = {terms[key]}"
+    return "aggregate = kernel" if terms.get("aggregate") == "kernel" else ""
 
 
 class ExchangeOptions(GroupOptions, ExchangeTerms, HaloOptions):

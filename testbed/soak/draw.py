@@ -3,12 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from testbed.comm.options import SEGMENT, CollectiveOptions, Lanes, RecoveryFrom
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.options import Adder, ExchangeOptions, HaloChoice, Processing, SumWidth
+from testbed.exchange.options import (
+    Adder,
+    Broadcast,
+    ExchangeOptions,
+    HaloChoice,
+    Processing,
+    SumWidth,
+)
 from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
 from testbed.faults.spec import events_of, limits_of, parse_fault
@@ -35,6 +42,7 @@ LANES: tuple[Lanes, ...] = ("int16", "int32")
 WAYS: tuple[RecoveryFrom, ...] = ("origin", "upstream")
 PROCESSING: tuple[Processing, ...] = ("pinned", "spread")
 ADDERS: tuple[Adder, ...] = ("kernel", "process")
+BROADCASTS: tuple[Broadcast, ...] = ("tc", "tokens")
 SUM_WIDTHS: tuple[SumWidth, ...] = ("wide", "packed")
 HALOS: tuple[HaloChoice, ...] = ("rows", "cover")
 AGGREGATIONS: tuple[Aggregation, ...] = ("sum", "weighted", "max")
@@ -204,6 +212,20 @@ def _many(random: Random, shape: Shape, group: Group, odds: Odds) -> Group:
     return replace(group, summands=summands, times=max(1, int(count)))
 
 
+def _terms(random: Random) -> ExchangeOptions:
+    chosen: dict[str, Any] = {
+        "lanes": random.choice(LANES),
+        "window": random.choice(WINDOWS),
+        "halo": random.choice(HALOS),
+        "broadcast": random.choice(BROADCASTS),
+    }
+    if chosen["broadcast"] == "tc":
+        chosen["processing"] = random.choice(PROCESSING)
+        chosen["aggregate"] = random.choice(ADDERS)
+        chosen["sums"] = random.choice(SUM_WIDTHS)
+    return ExchangeOptions(**chosen)
+
+
 def _exchanges(
     random: Random, shape: Shape, work: str, faults: Sequence[str], ending: Ending
 ) -> tuple[Exchange, ...]:
@@ -223,14 +245,7 @@ def _exchanges(
         )
         exchange = Exchange(
             members=tuple(chosen),
-            terms=ExchangeOptions(
-                lanes=random.choice(LANES),
-                window=random.choice(WINDOWS),
-                processing=random.choice(PROCESSING),
-                halo=random.choice(HALOS),
-                aggregate=random.choice(ADDERS),
-                sums=random.choice(SUM_WIDTHS),
-            ),
+            terms=_terms(random),
             aggregation=random.choice(AGGREGATIONS),
             dim=dim,
             vertices=vertices,
@@ -239,9 +254,6 @@ def _exchanges(
             known=random.random() < 0.25,
             magnitudes=tuple(random.choice(MAGNITUDES) for _ in range(random.randint(2, 8))),
         )
-        if exchange.terms.aggregate == "process" and random.random() < 0.7:
-            terms = exchange.terms.model_copy(update={"broadcast": "tokens"})
-            exchange = replace(exchange, terms=terms)
         seconds = len(exchange.magnitudes) * odds.aggregation(exchange)
         most = int(min(BUDGET / seconds, 50))
         if ending == "whole" and random.random() < 0.25:

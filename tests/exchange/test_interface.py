@@ -6,6 +6,7 @@ from testbed.comm.group import make_groups
 from testbed.core.errors import SpecError
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.options import ExchangeOptions
 from testbed.plan import plan_fabric
 from testbed.testing.graphs import draw_partitioned
 
@@ -52,3 +53,44 @@ def test_specs_that_are_allowed() -> None:
         {"exponent": -126},
     ):
         ExchangeSpec(GROUP, WEIGHED, 512, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, ("tokens", "process")),
+        ({"aggregate": "process"}, ("tokens", "process")),
+        ({"broadcast": "tc"}, ("tc", "kernel")),
+        ({"aggregate": "kernel"}, ("tc", "kernel")),
+        ({"bound": 0.5}, ("tc", "kernel")),
+        ({"sums": "packed"}, ("tc", "kernel")),
+        ({"processing": "spread"}, ("tc", "kernel")),
+        ({"broadcast": "tc", "aggregate": "process"}, ("tc", "process")),
+    ],
+)
+def test_defaults_that_depend_on_other_options(options, found) -> None:
+    spec = ExchangeSpec(GROUP, WEIGHED, 4, **options)
+    assert (spec.broadcast, spec.aggregate) == found
+    terms = ExchangeOptions(**options)
+    assert (terms.broadcast, terms.aggregate) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"broadcast": "tokens", "aggregate": "kernel"},
+            "aggregate = kernel: needs broadcast = tc",
+        ),
+        ({"broadcast": "tokens", "bound": 0.5}, "bound = 0.5: needs broadcast = tc"),
+        ({"broadcast": "tokens", "sums": "packed"}, "sums = packed: needs broadcast = tc"),
+        (
+            {"aggregate": "process", "bound": 0.5},
+            "bound: aggregate must be kernel, where sums stay from one exchange to the next",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(options, text) -> None:
+    with pytest.raises(SpecError) as caught:
+        ExchangeSpec(GROUP, WEIGHED, 4, **options)
+    assert str(caught.value) == text

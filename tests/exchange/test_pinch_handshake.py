@@ -99,6 +99,7 @@ def live(
             group.model_copy(update={"timeout": timeouts[rank]}),
             halo,
             inputs[0].shape[1],
+            broadcast="tc",
             **options,
         )
         arguments[name] = {"spec": spec, "inputs": [part[rank] for part in parts[: turns[rank]]]}

@@ -109,6 +109,7 @@ class Opened(Closing):
         self.on, self.graph, self.kind, self.lanes = on, graph, kind, lanes
         self.names = list(on.fabric.hosts)[: graph.world]
         self.choice: HaloChoice = options.pop("halo", "rows")
+        options.setdefault("broadcast", "tc")
         self.adder: Adder = options.get("aggregate", "kernel")
         self.width: SumWidth = options.get("sums", "wide")
         self.broadcast: Broadcast = options.get("broadcast", "tc")

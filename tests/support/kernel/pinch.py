@@ -138,6 +138,7 @@ class Loaded(Closing):
                     graph.halos[rank],
                     x.shape[1],
                     kind,
+                    broadcast="tc",
                     processing=processing,
                     aggregate=aggregate,
                     sums=sums,
