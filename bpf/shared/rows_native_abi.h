@@ -35,9 +35,6 @@ struct row_source {
 	__u32 lanes; /* enum row_lanes */
 	__u32 dim;
 	__u32 row_bytes;
-	__u32 sum;	      /* enum adjacency_sum, of sums */
-	const __s64 *indptr;  /* of sums; or NULL: rows of embeddings */
-	const __s32 *indices; /* positions of their summands */
-	const float *weights; /* one per index */
-	__u64 summands;	      /* number of indices */
+	__u32 summed; /* it sends rows of `sums` */
+	struct adjacency sums;
 };

@@ -23,7 +23,7 @@ struct token_partner {
 	const __s64 *rows; /* their positions */
 	__u64 rows_in;	   /* number of rows that it sends */
 	__u64 packed;	   /* rows packed so far */
-	__u32 flags_out;   /* enum token_flag, of these */
+	__u32 flags_out;   /* enum pinch_flag, of these */
 	__u32 flags_in;	   /* enum pinch_flag, of what has arrived */
 	__u32 like;	   /* the first partner that gets the same rows */
 };
@@ -45,7 +45,7 @@ struct tokens {
 	__u32 meeting;		 /* this exchange has no rows: it shows that all are there */
 	struct row_source source;
 	__u32 seq;
-	__u32 flags;  /* output: enum token_flag, of all that has arrived and all that was sent */
+	__u32 flags;  /* output: enum pinch_flag, of all that has arrived and all that was sent */
 	__u32 failed; /* output: a rank */
 	__u32 nonfinite; /* output: ranks with such values, one bit each */
 	__s32 link;	 /* a packet socket */

@@ -69,17 +69,25 @@ class RowFormat:
 
 def row_source(form: RowFormat, sums: Sums | None, aggregation: Aggregation) -> Struct:
     """What a rank sends, for native code: ``struct row_source``. The sums must outlive it."""
-    return Struct(
+    source = Struct(
         "row_source",
         lanes=form.number,
         dim=form.dim,
         row_bytes=form.row_bytes,
-        sum=constant(f"ADJACENCY_{aggregation.upper()}"),
-        indptr=0 if sums is None else sums.indptr.ctypes.data,
-        indices=0 if sums is None else sums.indices.ctypes.data,
-        weights=0 if sums is None or sums.weights is None else sums.weights.ctypes.data,
-        summands=0 if sums is None else len(sums.indices),
+        summed=sums is not None,
     )
+    if sums is not None:
+        source.sums = Struct(
+            "adjacency",
+            targets=len(sums.indptr) - 1,
+            dim=form.dim,
+            indptr=sums.indptr.ctypes.data,
+            indices=sums.indices.ctypes.data,
+            weights=0 if sums.weights is None else sums.weights.ctypes.data,
+            lanes=constant("ROW_FLOAT32"),
+            sum=constant(f"ADJACENCY_{aggregation.upper()}"),
+        ).value
+    return source
 
 
 class Adjacency:

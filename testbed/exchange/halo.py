@@ -41,7 +41,7 @@ class Sums:
 
     def arranged(
         self, sends: Sequence[NDArray[np.int64]]
-    ) -> tuple[Sums, tuple[NDArray[np.int64], ...]]:
+    ) -> tuple[Sums, Sequence[NDArray[np.int64]]]:
         """Put rows into the order in which they are sent, so that their summands are read one
         after the other.
 
@@ -122,6 +122,12 @@ class Halo:
     def num_halo(self) -> int:
         """Number of vertices of other ranks that this rank needs."""
         return sum(len(vertices) for vertices in self.sources)
+
+    def in_sending_order(self) -> tuple[Sums | None, Sequence[NDArray[np.int64]]]:
+        """Return what the rank forms, and the positions of what each rank gets: see
+        `Sums.arranged`.
+        """
+        return (None, self.sends) if self.sums is None else self.sums.arranged(self.sends)
 
 
 def make_halos(

@@ -59,7 +59,7 @@ class ExchangeSpec:
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
     :param bound: Of `ExchangeTerms`, as are the others that are not explained here.
     :param exponent: All ranks' magnitudes are below ``2**exponent``, so ranks need not agree on a
-        scale; larger ones are an error (pinch). None: ranks agree every time.
+        scale; larger ones are an error (pinch with clones). None: ranks agree every time.
     :raises SpecError: A field is out of range.
     """
 

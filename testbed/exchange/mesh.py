@@ -107,9 +107,7 @@ class Mesh(Closing):
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._peers = np.zeros(len(self._ranks), dtype("mesh_peer"))
         self._positions = _positions(halo.numbers) if pull else np.empty(0, np.int32)
-        sums, rows_of = halo.sums, halo.sends
-        if sums is not None and not pull:
-            sums, rows_of = sums.arranged(halo.sends)
+        sums, rows_of = (halo.sums, halo.sends) if pull else halo.in_sending_order()
         self._source = row_source(form, sums, spec.aggregation)
         self._mesh = Struct(
             "mesh",

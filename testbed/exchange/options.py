@@ -116,7 +116,8 @@ class ExchangeTerms(Table):
 
 def _needs_tc(terms: Mapping[str, Any]) -> str:
     """An option, and its value, that only the TC program's way has; or an empty string."""
-    for key, usual in (("bound", None), ("processing", "pinned"), ("sums", "wide")):
+    for key in ("bound", "processing", "sums"):
+        usual = ExchangeTerms.model_fields[key].default
         if terms.get(key, usual) != usual:
             return f"{key} = {terms[key]}"
     return "aggregate = kernel" if terms.get("aggregate") == "kernel" else ""

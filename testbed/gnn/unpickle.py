@@ -141,7 +141,7 @@ def unpickle(data: bytes, dialect: Dialect | None = None) -> Any:
     A ``defaultdict`` is returned as a dictionary. Memory and time grow only with the length of
     `data`, however often it refers to one object.
 
-    :param dialect: Another library's, of which values of `Foreign` may remain.
+    :param dialect: Another library's; its values may still be `Foreign`.
     :raises RefusedPickle: The pickle is broken, or names, creates or calls anything else.
     """
     try:

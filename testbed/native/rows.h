@@ -19,6 +19,8 @@
 #define BLOCK 64 /* columns whose sums stay in registers: with AVX2, half of those */
 #define LINE 16	 /* floats of a cache line */
 
+#define AHEAD 16 /* neighbours whose rows are being fetched */
+
 #define ALWAYS static inline __attribute__((always_inline))
 
 typedef float floats __attribute__((vector_size(4 * LINE)));
@@ -123,18 +125,145 @@ ALWAYS void fetch_row(const float *row, uint32_t n)
 	__builtin_prefetch(row + n - 1); /* a row need not begin with a cache line */
 }
 
+/* Where the row of a neighbour is. */
+ALWAYS const char *row_at(const struct adjacency *a, const char *from, int64_t i)
+{
+	if (a->offsets)
+		return from + 4 * (size_t)a->offsets[i];
+	return from ? from + 4 * a->indices[i] * a->dim : (const char *)a->places[a->indices[i]];
+}
+
+/* Where the row of a neighbour is that will be needed soon. */
+ALWAYS const char *row_ahead(const struct adjacency *a, const char *from, int64_t i)
+{
+	int64_t last = a->indptr[a->targets] - 1;
+
+	return row_at(a, from, i + AHEAD < last ? i + AHEAD : last);
+}
+
+ALWAYS float lane_at(enum row_lanes lanes, const char *row, uint64_t column)
+{
+	if (lanes == ROW_INT16)
+		return ((const int16_t *)row)[column];
+	if (lanes == ROW_BFLOAT16)
+		return float_of((uint32_t)((const uint16_t *)row)[column] << 16);
+	return ((const float *)row)[column];
+}
+
+/* A line of lanes. */
+ALWAYS floats line_at(enum row_lanes lanes, const char *row, uint64_t column)
+{
+	uint64_t at = column * (lanes == ROW_FLOAT32 ? 4 : 2);
+	uint16s wide;
+	int16s narrow;
+	floats line;
+
+	if (lanes == ROW_INT16) {
+		memcpy(&narrow, row + at, sizeof(narrow));
+		return __builtin_convertvector(narrow, floats);
+	}
+	if (lanes == ROW_BFLOAT16) {
+		memcpy(&wide, row + at, sizeof(wide));
+		return (floats)(__builtin_convertvector(wide, uint32s) << 16);
+	}
+	memcpy(&line, row + at, sizeof(line));
+	return line;
+}
+
+/* What the rows of a neighbour are multiplied by. */
+ALWAYS float factor_of(const struct adjacency *a, bool stepped, enum adjacency_sum how, int64_t i)
+{
+	float factor = stepped ? a->steps[a->indices[i]] : 1;
+
+	return how == ADJACENCY_WEIGHTED ? factor * a->weights[i] : factor;
+}
+
+/* All but `a`, `row`, `from`, `column` and `to` are constants: there is one such function for each,
+ * without their branches, and with sums in registers. */
+ALWAYS void aggregate_lines(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			    enum adjacency_sum how, uint64_t row, const char *from, uint64_t column,
+			    float *to, const uint64_t lines)
+{
+	int64_t end = a->indptr[row + 1];
+	uint64_t each = lanes == ROW_FLOAT32 ? 4 : 2, first = column * each;
+	uint64_t bytes = lines * LINE * each;
+	floats sum[BLOCK / LINE];
+
+#pragma clang loop unroll(full)
+	for (uint64_t j = 0; j < lines; j++)
+		sum[j] = (floats){} + (how == ADJACENCY_MAX ? -INFINITY : 0.0f);
+	for (int64_t i = a->indptr[row]; i < end; i++) {
+		const char *next = row_ahead(a, from, i);
+		const char *other = row_at(a, from, i);
+		float factor = factor_of(a, stepped, how, i);
+
+		for (uint64_t j = 0; j < bytes; j += 64)
+			__builtin_prefetch(next + first + j);
+		__builtin_prefetch(next + first + bytes - 1); /* see fetch_row */
+#pragma clang loop unroll(full)
+		for (uint64_t j = 0; j < lines; j++) {
+			floats line = line_at(lanes, other, column + j * LINE);
+
+			if (how == ADJACENCY_MAX)
+				sum[j] = larger(stepped ? line * factor : line, sum[j]);
+			else if (stepped || how == ADJACENCY_WEIGHTED)
+				sum[j] += line * factor;
+			else
+				sum[j] += line;
+		}
+	}
+#pragma clang loop unroll(full)
+	for (uint64_t j = 0; j < lines; j++)
+		memcpy(to + j * LINE, &sum[j], sizeof(floats));
+}
+
+/* The columns that fill no line. */
+ALWAYS void aggregate_rest(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			   enum adjacency_sum how, uint64_t row, const char *from, uint64_t first,
+			   float *to)
+{
+	for (uint64_t column = first; column < a->dim; column++) {
+		float sum = how == ADJACENCY_MAX ? -INFINITY : 0;
+
+		for (int64_t i = a->indptr[row]; i < a->indptr[row + 1]; i++) {
+			float value = lane_at(lanes, row_at(a, from, i), column);
+			float factor = factor_of(a, stepped, how, i);
+
+			if (how == ADJACENCY_MAX)
+				sum = value * factor > sum ? value * factor : sum;
+			else
+				sum += value * factor;
+		}
+		to[column] = sum;
+	}
+}
+
+/* Sum up one row's neighbours. */
+ALWAYS void aggregate_row(const struct adjacency *a, enum row_lanes lanes, bool stepped,
+			  enum adjacency_sum how, uint64_t row, const char *from, float *to)
+{
+	uint64_t first = 0;
+
+	for (; first + BLOCK <= a->dim; first += BLOCK)
+		aggregate_lines(a, lanes, stepped, how, row, from, first, to + first, BLOCK / LINE);
+	for (; first + LINE <= a->dim; first += LINE)
+		aggregate_lines(a, lanes, stepped, how, row, from, first, to + first, 1);
+	aggregate_rest(a, lanes, stepped, how, row, from, first, to);
+}
+
 /* A sum of finite values that is too large for a float32: in units of a larger power of two. */
 static uint32_t pack_large(const struct row_source *s, const float *x, int64_t row, char *to,
 			   float *step)
 {
+	const struct adjacency *a = &s->sums;
 	float scaled[ROW_MOST], unit;
 	double sum[ROW_MOST] = {};
 	double most = 0;
 	int exponent;
 
-	for (int64_t k = s->indptr[row]; k < s->indptr[row + 1]; k++) {
-		const float *from = x + (size_t)s->indices[k] * s->dim;
-		double weight = s->sum == ADJACENCY_WEIGHTED ? s->weights[k] : 1;
+	for (int64_t k = a->indptr[row]; k < a->indptr[row + 1]; k++) {
+		const float *from = x + (size_t)a->indices[k] * s->dim;
+		double weight = a->sum == ADJACENCY_WEIGHTED ? a->weights[k] : 1;
 
 		if (row_absmax(from, s->dim) >= INFINITE)
 			return INFINITE;
@@ -156,82 +285,30 @@ static uint32_t pack_large(const struct row_source *s, const float *x, int64_t r
 	return INFINITE - 1;
 }
 
-/* Form a sum in columns `column` on: `lines` lines of them, which stay in registers. */
-ALWAYS void sum_lines(const struct row_source *s, enum adjacency_sum how, const float *x,
-		      int64_t row, uint32_t n, uint32_t column, const uint32_t lines, float *to)
-{
-	int64_t end = s->indptr[row + 1];
-	floats sum[BLOCK / LINE];
-
-#pragma clang loop unroll(full)
-	for (uint32_t j = 0; j < lines; j++)
-		sum[j] = (floats){} + (how == ADJACENCY_MAX ? -INFINITY : 0.0f);
-	for (int64_t k = s->indptr[row]; k < end; k++) {
-		const float *from = x + (size_t)s->indices[k] * n + column;
-
-#pragma clang loop unroll(full)
-		for (uint32_t j = 0; j < lines; j++) {
-			floats line;
-
-			memcpy(&line, from + j * LINE, sizeof(line));
-			if (how == ADJACENCY_MAX)
-				sum[j] = larger(line, sum[j]);
-			else if (how == ADJACENCY_WEIGHTED)
-				sum[j] += line * s->weights[k];
-			else
-				sum[j] += line;
-		}
-	}
-#pragma clang loop unroll(full)
-	for (uint32_t j = 0; j < lines; j++)
-		memcpy(to + column + j * LINE, &sum[j], sizeof(floats));
-}
-
-ALWAYS void sum_row(const struct row_source *s, enum adjacency_sum how, const float *x, int64_t row,
-		    uint32_t n, float *to)
-{
-	uint32_t column = 0;
-
-	for (; column + BLOCK <= n; column += BLOCK)
-		sum_lines(s, how, x, row, n, column, BLOCK / LINE, to);
-	for (; column + LINE <= n; column += LINE)
-		sum_lines(s, how, x, row, n, column, 1, to);
-	for (; column < n; column++) {
-		float sum = how == ADJACENCY_MAX ? -INFINITY : 0;
-
-		for (int64_t k = s->indptr[row]; k < s->indptr[row + 1]; k++) {
-			float value = x[(size_t)s->indices[k] * n + column];
-
-			if (how == ADJACENCY_MAX)
-				sum = value > sum ? value : sum;
-			else if (how == ADJACENCY_WEIGHTED)
-				sum += value * s->weights[k];
-			else
-				sum += value;
-		}
-		to[column] = sum;
-	}
-}
-
 ALWAYS uint32_t pack_sum(const struct row_source *s, enum row_lanes lanes, const float *x,
 			 int64_t row, uint32_t n, char *to, float *step)
 {
+	const struct adjacency *a = &s->sums;
+	const char *from = (const char *)x;
+	int64_t first = a->indptr[row], end = a->indptr[row + 1];
 	float sum[ROW_MOST];
 	uint32_t most;
 
-	if (s->sum != ADJACENCY_WEIGHTED && s->indptr[row + 1] - s->indptr[row] == 1)
-		return pack_row(lanes, x + (size_t)s->indices[s->indptr[row]] * n, n, to, step);
-	if (s->sum == ADJACENCY_SUM)
-		sum_row(s, ADJACENCY_SUM, x, row, n, sum);
-	else if (s->sum == ADJACENCY_WEIGHTED)
-		sum_row(s, ADJACENCY_WEIGHTED, x, row, n, sum);
+	if (a->sum != ADJACENCY_WEIGHTED && end - first == 1) {
+		fetch_row((const float *)row_ahead(a, from, first), n);
+		return pack_row(lanes, x + (size_t)a->indices[first] * n, n, to, step);
+	}
+	if (a->sum == ADJACENCY_SUM)
+		aggregate_row(a, ROW_FLOAT32, false, ADJACENCY_SUM, row, from, sum);
+	else if (a->sum == ADJACENCY_WEIGHTED)
+		aggregate_row(a, ROW_FLOAT32, false, ADJACENCY_WEIGHTED, row, from, sum);
 	else
-		sum_row(s, ADJACENCY_MAX, x, row, n, sum);
+		aggregate_row(a, ROW_FLOAT32, false, ADJACENCY_MAX, row, from, sum);
 	most = pack_row(lanes, sum, n, to, step);
 	/* A maximum hides infinity and NaN. */
-	for (int64_t k = s->indptr[row]; k < s->indptr[row + 1] && s->sum == ADJACENCY_MAX; k++)
-		most = row_absmax(x + (size_t)s->indices[k] * n, n) >= INFINITE ? INFINITE : most;
-	if (most >= INFINITE && s->sum != ADJACENCY_MAX)
+	for (int64_t k = first; k < end && a->sum == ADJACENCY_MAX; k++)
+		most = row_absmax(x + (size_t)a->indices[k] * n, n) >= INFINITE ? INFINITE : most;
+	if (most >= INFINITE && a->sum != ADJACENCY_MAX)
 		return pack_large(s, x, row, to, step);
 	return most;
 }
@@ -247,13 +324,7 @@ ALWAYS uint32_t pack_rows_of(const struct row_source *s, enum row_lanes lanes, u
 		uint32_t absmax;
 		float step;
 
-		if (s->indptr) {
-			/* Sums are most often packed one after the other. */
-			int64_t k = s->indptr[rows[i]] + ROWS_AHEAD;
-			int64_t end = s->indptr[rows[i] + 1] + ROWS_AHEAD;
-
-			for (; k < end && k < (int64_t)s->summands; k++)
-				fetch_row(x + (size_t)s->indices[k] * n, n);
+		if (s->summed) {
 			absmax = pack_sum(s, lanes, x, rows[i], n, to, &step);
 		} else {
 			fetch_row(x + rows[next] * n, n);
@@ -276,8 +347,8 @@ ALWAYS uint32_t pack_lanes(const struct row_source *s, enum row_lanes lanes, con
 	return pack_rows_of(s, lanes, s->dim, x, rows, count, left, to, steps);
 }
 
-/* Pack `count` of the rows at positions `rows`, of which `left` may be read. `steps` may be NULL,
- * and need not be aligned. Returns the bits of the largest magnitude: see row_absmax. */
+/* Pack the rows at the first `count` of `left` positions, which are read ahead. `steps` may be
+ * NULL, and need not be aligned. Returns the bits of the largest magnitude: see row_absmax. */
 static inline uint32_t pack_rows(const struct row_source *s, const float *x, const __s64 *rows,
 				 uint64_t count, uint64_t left, char *to, float *steps)
 {

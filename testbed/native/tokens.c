@@ -64,27 +64,17 @@ static uint32_t bytes_of(const struct tokens *t, uint64_t rows, uint32_t number)
 	return left < t->config->room ? left : t->config->room;
 }
 
-// Pack what frame `number` of a message holds, and the frame.
-static void pack_frame(struct tokens *t, struct token_partner *p, const float *x, uint32_t number,
-		       bool returns)
+// Pack what frame `number` of a message holds.
+static void pack_data(struct tokens *t, struct token_partner *p, const float *x, uint32_t number,
+		      struct token_out *out)
 {
-	uint32_t first = t->config->pairs[p->rank].out, bytes = bytes_of(t, p->rows_out, number);
+	uint32_t first = t->config->pairs[p->rank].out;
 	uint64_t room = t->config->room, row_bytes = t->source.row_bytes;
-	uint64_t end = (uint64_t)number * room + bytes, rows = (end + row_bytes - 1) / row_bytes;
+	uint64_t end = (uint64_t)number * room + out->bytes;
+	uint64_t rows = (end + row_bytes - 1) / row_bytes;
 	char *message = payload_at(t, t->seq, first), *steps = message + p->rows_out * row_bytes;
 	char *rest = steps + (t->stepped ? 4 * p->rows_out : 0);
-	struct token_out *out = out_at(t, t->seq, first + number);
-	const struct token_partner *like = &t->partners[p->like];
 
-	if (like != p) { // its frame has been packed before: see `order`
-		const struct token_out *same =
-			out_at(t, t->seq, t->config->pairs[like->rank].out + number);
-
-		p->flags_out = like->flags_out;
-		out->check = same->check;
-		out->payload = same->payload;
-		goto packed;
-	}
 	rows = rows < p->rows_out ? rows : p->rows_out;
 	if (rows > p->packed) {
 		uint32_t absmax = pack_rows(&t->source, x, p->rows + p->packed, rows - p->packed,
@@ -98,12 +88,26 @@ static void pack_frame(struct tokens *t, struct token_partner *p, const float *x
 			p->flags_out |= PINCH_FLAG_LARGE;
 		p->packed = rows;
 	}
-	if (bytes && message + end > rest) // in the last frame: what makes a whole word of it
+	if (out->bytes && message + end > rest) // in the last frame: what makes a whole word of it
 		memset(rest, 0, message + end - rest);
-	out->check = sums_of((const uint64_t *)(message + number * room), bytes / 8).weighed;
+	out->check = sums_of((const uint64_t *)(message + number * room), out->bytes / 8).weighed;
 	out->payload = (t->seq & 1) * t->config->outs + first + number;
-packed:
-	out->bytes = bytes;
+}
+
+// Pack frame `number` of a message.
+static void pack_frame(struct tokens *t, struct token_partner *p, const float *x, uint32_t number,
+		       bool returns)
+{
+	struct token_out *out = out_at(t, t->seq, t->config->pairs[p->rank].out + number);
+	const struct token_partner *like = &t->partners[p->like];
+	const struct token_out *same = out_at(t, t->seq, t->config->pairs[like->rank].out + number);
+
+	out->bytes = bytes_of(t, p->rows_out, number);
+	if (like == p)
+		pack_data(t, p, x, number, out);
+	p->flags_out = like->flags_out; // whose frame has been packed before: see `order`
+	out->check = same->check;
+	out->payload = same->payload;
 	out->flags = p->flags_out | (returns ? PINCH_FLAG_RETURN : 0);
 	out->number = number;
 	out->frames = frames_of(t, p->rows_out);

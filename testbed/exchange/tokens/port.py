@@ -102,9 +102,7 @@ class TokenPort(Closing):
         layout, halo, maps = self.layout, spec.halo, self._object.maps
         self._partners = np.zeros(max(len(layout.partners), 1), dtype("token_partner"))
         partner_of = np.zeros(max(layout.outs, 1), np.uint32)
-        sums, rows_of = halo.sums, halo.sends
-        if sums is not None:
-            sums, rows_of = sums.arranged(halo.sends)
+        sums, rows_of = halo.in_sending_order()
         self._source = row_source(layout.form, sums, spec.aggregation)
         consumer, producer, _ = maps["token_events"].ring_buffer()
         self._memory: list[Any] = [consumer, producer, partner_of, sums]  # kept alive

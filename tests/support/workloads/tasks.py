@@ -93,7 +93,7 @@ class Lazy(Bars):
 
 
 class Alone(Bars):
-    """Normalizes over a batch, of which there is one sample."""
+    """A layer that normalizes over a batch; here the batch is one sample."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
