@@ -120,6 +120,8 @@ KEEP(struct token_control);
 KEEP(struct token_out);
 KEEP(struct token_slot);
 KEEP(struct token_peer);
+KEEP(struct token_part);
+KEEP(struct token_edge);
 KEEP(enum tokens_waited);
 KEEP(struct token_partner);
 KEEP(struct tokens);
@@ -139,6 +141,7 @@ KEEP(enum row_lanes);
 KEEP(enum adjacency_sum);
 KEEP(struct adjacency);
 KEEP(struct row_source);
+KEEP(struct lane_sums);
 
 KEEP(enum partition_size);
 KEEP(enum partition_owner);

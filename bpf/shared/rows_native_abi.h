@@ -3,12 +3,14 @@
  *
  * A message holds rows of lanes one behind the other, each padded to a multiple of 4 bytes, and
  * then, if rows have steps, a float32 for each row: the value of its lanes' unit, a power of two.
+ * Fixed lanes are for programs that add them up: unsigned, in words of 64 bits, with one step for a
+ * message. A row of more than TOKEN_WORDS words is padded to a multiple of these.
  */
 #pragma once
 
 #include <linux/types.h>
 
-enum row_lanes { ROW_FLOAT32, ROW_BFLOAT16, ROW_INT16 };
+enum row_lanes { ROW_FLOAT32, ROW_BFLOAT16, ROW_INT16, ROW_FIXED16, ROW_FIXED32 };
 
 enum adjacency_sum { ADJACENCY_SUM, ADJACENCY_WEIGHTED, ADJACENCY_MAX };
 
@@ -36,5 +38,20 @@ struct row_source {
 	__u32 dim;
 	__u32 row_bytes;
 	__u32 summed; /* it sends rows of `sums` */
+	float step;   /* of fixed lanes */
 	struct adjacency sums;
+};
+
+/* Sums of fixed lanes (include/token_add.h), and which of them make up the rows of a result. */
+struct lane_sums {
+	__u64 rows;	      /* of the result */
+	__u64 targets;	      /* of these, rows with summands */
+	const __s64 *numbers; /* their numbers, ascending */
+	__u64 dim;	      /* columns */
+	const __s64 *indptr;  /* portions of each target */
+	const __s64 *starts;  /* of each portion: what the sum of nothing would be */
+	__u32 blocks;	      /* sums of each portion: so many words of lanes have one */
+	__u32 words;	      /* of lanes, in a sum */
+	__u32 wide;	      /* lanes have 32 bits, not 16 */
+	__u32 maximum;
 };

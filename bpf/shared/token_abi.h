@@ -12,6 +12,9 @@
  * doorbell, whose program fills empty frames, or sends frames itself. If tokens have to carry
  * everything, because the process does not ring, `stride` is 1.
  *
+ * If the program adds (`parts`), it forms sums once all frames have landed, and lanes have a step
+ * in common: include/token_add.h.
+ *
  * What belongs to one exchange has two places, of even and of odd sequence numbers: nobody can be
  * two exchanges ahead of a partner, whose frame each exchange needs.
  */
@@ -25,6 +28,9 @@ enum token_size {
 	/* Bytes of a frame that the kernel makes of one page: 4096 without what it keeps there, 256
 	 * of headroom, 320 of struct skb_shared_info and at most 160 of struct xdp_page_head. */
 	TOKEN_PAGE = 3360,
+	TOKEN_WORDS = 16,   /* words of lanes that the program adds at once */
+	TOKEN_PART = 1024,  /* edges of a part, at most */
+	TOKEN_SLICE = 2048, /* edges that are added in one go, at most about this many */
 };
 
 /* The lower half of a slot's word. */
@@ -45,6 +51,9 @@ struct token_pair {
 	__u32 frames_in;  /* the most that it sends; 0: it is no partner */
 	__u32 out;	  /* the first frame for it */
 	__u32 frames_out; /* the most for it */
+	__u32 step_slot;  /* where the step of its lanes lands, if they have one in common */
+	__u32 step_at;	  /* at which byte there */
+	__u32 stepped;	  /* whether there is one */
 };
 
 /* Set before the programs are loaded, so that the verifier knows them. */
@@ -62,6 +71,11 @@ struct token_config {
 	__u32 link;	/* interface index */
 	__u32 window;	/* frames in flight, at most */
 	__u32 stride;	/* frames for each that returns */
+	__u32 parts;	/* sums that the program forms; 0: the process adds */
+	__u32 words;	/* of lanes in each of their summands */
+	__u32 wide;	/* lanes have 32 bits, not 16 */
+	__u32 weighted; /* summands have weights */
+	__u32 maximum;	/* the largest summand is meant, not the sum */
 	struct token_pair pairs[RING_MAX_RANKS];
 	struct net_peer peers[RING_MAX_RANKS];
 };
@@ -83,7 +97,26 @@ struct token_control {
 	__u32 stalled;	/* the process sleeps, and has frames to send: a token wakes it */
 	__u32 pad4[13];
 	__u32 complete[2]; /* partners whose frames have all landed */
-	__u32 pad3[14];
+	__u32 meeting;	   /* sequence number of an exchange without rows */
+	__u32 pad3[13];
+	__u64 added[2]; /* seq << 32 | sums that have been formed */
+	__u64 pad5[6];
+};
+
+/* A sum that the program forms: all that a vertex receives, or as much of it as fits, in as many
+ * columns as are added at once. */
+struct token_part {
+	__u32 first; /* edge */
+	__u32 count;
+	__u32 start; /* what a sum of 16-bit lanes begins with, so that it never falls below 0 */
+	__u32 pad;
+};
+
+/* A summand: where its words land. */
+struct token_edge {
+	__u32 slot; /* of an exchange's */
+	__u16 at;   /* word there */
+	__u16 rank; /* the sender */
 };
 
 /* A frame to send; by number among all of this rank. */
@@ -132,5 +165,7 @@ enum token_counter {
 	TOKEN_STATUSES, /* answers to a partner that asks for what is not there yet */
 	TOKEN_ENDS,	/* tokens that have come back when nothing was left to send */
 	TOKEN_HELD,	/* empty frames at the doorbell that were not sent: the window was full */
+	TOKEN_EDGES,	/* summands that have been added */
+	TOKEN_SLICES,	/* goes in which that was done */
 	TOKEN_COUNTERS,
 };

@@ -26,6 +26,9 @@ struct token_partner {
 	__u32 flags_out;   /* enum pinch_flag, of these */
 	__u32 flags_in;	   /* enum pinch_flag, of what has arrived */
 	__u32 like;	   /* the first partner that gets the same rows */
+	float step;	   /* of the message, if its rows have one in common */
+	float needed;	   /* the least that is possible */
+	__u32 final;	   /* it has been packed with the right one */
 };
 
 struct tokens {
@@ -42,6 +45,7 @@ struct tokens {
 	const __u32 *partner_of; /* by frame */
 	float *steps;		 /* of this rank's halo rows */
 	__u32 stepped;		 /* rows have steps */
+	float step;		 /* output: the largest of partners whose rows have one in common */
 	__u32 meeting;		 /* this exchange has no rows: it shows that all are there */
 	struct row_source source;
 	__u32 seq;

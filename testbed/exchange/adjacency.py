@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE", "Adjacency", "RowFormat", "RowLanes", "row_source"]
 
-RowLanes = Literal["float32", "bfloat16", "int16"]
-"""How the elements of a row travel."""
+RowLanes = Literal["float32", "bfloat16", "int16", "fixed16", "fixed32"]
+"""How the elements of a row travel; the last two, if programs add them up."""
+
+_WORDS = constant("TOKEN_WORDS")
 
 LARGE = 2.0**108
 """Magnitudes from which on sums of float32 may pass through infinity, so that they are formed in
@@ -35,7 +37,8 @@ class RowFormat:
     """The shape of rows in a message; ``bpf/shared/rows_native_abi.h`` describes it.
 
     :param stepped: Each row has a step, a power of two by which its lanes are multiplied: all rows
-        of int16 have one; others, if they may be sums that are too large for a float32.
+        of int16 have one; others, if they may be sums that are too large for a float32. Fixed
+        lanes have one for a whole message.
     """
 
     lanes: RowLanes
@@ -45,16 +48,39 @@ class RowFormat:
     @classmethod
     def of(cls, lanes: RowLanes, dim: int, halo: Halo) -> RowFormat:
         """Return the format of an exchange's rows."""
-        return cls(lanes, dim, lanes == "int16" or halo.sums is not None)
+        stepped = lanes == "int16" or (halo.sums is not None and not lanes.startswith("fixed"))
+        return cls(lanes, dim, stepped)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether programs add rows up."""
+        return self.lanes.startswith("fixed")
+
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.lanes in ("float32", "fixed32") else 2
+
+    @property
+    def blocks(self) -> int:
+        """Of fixed lanes: how often a program adds words of a row, as many as it can at once."""
+        return -(-self.dim * self.lane_bytes // (8 * _WORDS))
+
+    @property
+    def words(self) -> int:
+        """Of fixed lanes: 64-bit words of a row that a program adds at once."""
+        return min(-(-self.dim * self.lane_bytes // 8), _WORDS)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row, without its step."""
-        return (self.dim * (4 if self.lanes == "float32" else 2) + 3) // 4 * 4
+        if self.is_fixed:
+            return 8 * self.words * self.blocks
+        return (self.dim * self.lane_bytes + 3) // 4 * 4
 
     def message_bytes(self, rows: int) -> int:
         """Bytes of a message with so many rows."""
-        return rows * (self.row_bytes + 4 * self.stepped)
+        return rows * self.row_bytes + 4 * (bool(rows) if self.is_fixed else rows * self.stepped)
 
     def tag(self, aggregation: Aggregation) -> int:
         """Return 16 bits that differ for formats that are used differently."""

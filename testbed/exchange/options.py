@@ -120,7 +120,7 @@ def _needs_tc(terms: Mapping[str, Any]) -> str:
         usual = ExchangeTerms.model_fields[key].default
         if terms.get(key, usual) != usual:
             return f"{key} = {terms[key]}"
-    return "aggregate = kernel" if terms.get("aggregate") == "kernel" else ""
+    return ""
 
 
 class ExchangeOptions(GroupOptions, ExchangeTerms, HaloOptions):

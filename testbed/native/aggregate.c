@@ -9,12 +9,19 @@
 struct filling {
 	uint64_t next; // row
 	float *to;
+	uint64_t dim;
+	float value; // of rows without sources
 };
 
-static inline void fill_up_to(struct filling *f, const struct adjacency *a, uint64_t row)
+static inline struct filling filling_of(float *to, uint64_t dim, bool maximum)
 {
-	uint64_t count = (row - f->next) * a->dim, i = 0;
-	float value = a->sum == ADJACENCY_MAX ? -INFINITY : 0;
+	return (struct filling){ 0, to, dim, maximum ? -INFINITY : 0 };
+}
+
+static inline void fill_up_to(struct filling *f, uint64_t row)
+{
+	uint64_t count = (row - f->next) * f->dim, i = 0;
+	float value = f->value;
 	floats line = (floats){} + value;
 
 	for (; i + LINE <= count; i += LINE)
@@ -29,15 +36,15 @@ ALWAYS void aggregate_all(const struct adjacency *adjacency, enum row_lanes lane
 			  enum adjacency_sum how, const char *from, float *to)
 {
 	const struct adjacency a = *adjacency; // which `to` does not overlap
-	struct filling f = { 0, to };
+	struct filling f = filling_of(to, adjacency->dim, how == ADJACENCY_MAX);
 
 	for (uint64_t target = 0; target < a.targets; target++) {
-		fill_up_to(&f, &a, a.numbers[target]);
+		fill_up_to(&f, a.numbers[target]);
 		aggregate_row(&a, lanes, stepped, how, target, from, f.to);
 		f.to += a.dim;
 		f.next++;
 	}
-	fill_up_to(&f, &a, a.rows);
+	fill_up_to(&f, a.rows);
 }
 
 ALWAYS void aggregate_lanes(const struct adjacency *a, enum row_lanes lanes, bool stepped,
@@ -54,12 +61,12 @@ ALWAYS void aggregate_lanes(const struct adjacency *a, enum row_lanes lanes, boo
 // Rows are so large that float32 sums might pass through infinity: doubles do not.
 static void aggregate_large(const struct adjacency *a, const char *from, float *to)
 {
-	struct filling f = { 0, to };
+	struct filling f = filling_of(to, a->dim, a->sum == ADJACENCY_MAX);
 
 	for (uint64_t target = 0; target < a->targets; target++) {
 		double sum[ROW_MOST];
 
-		fill_up_to(&f, a, a->numbers[target]);
+		fill_up_to(&f, a->numbers[target]);
 		for (uint64_t j = 0; j < a->dim; j++)
 			sum[j] = a->sum == ADJACENCY_MAX ? -INFINITY : 0;
 		for (int64_t i = a->indptr[target]; i < a->indptr[target + 1]; i++) {
@@ -82,7 +89,7 @@ static void aggregate_large(const struct adjacency *a, const char *from, float *
 		f.to += a->dim;
 		f.next++;
 	}
-	fill_up_to(&f, a, a->rows);
+	fill_up_to(&f, a->rows);
 }
 
 void aggregate(const struct adjacency *a, bool large, const char *from, float *to);
@@ -103,6 +110,96 @@ void aggregate(const struct adjacency *a, bool large, const char *from, float *t
 		aggregate_lanes(a, ROW_FLOAT32, true, from, to);
 	else
 		aggregate_lanes(a, ROW_FLOAT32, false, from, to);
+}
+
+// Where a lane is among those of its sum, in which every other one of a word comes first.
+ALWAYS uint64_t place_of(uint64_t lane, bool wide)
+{
+	return wide ? lane : (lane & ~3ull) | (lane & 1) << 1 | (lane >> 1 & 1);
+}
+
+// A portion's sum of 16-bit lanes, which is all that a row has.
+static void take_narrow(const uint32_t *sums, uint32_t start, float step, uint64_t dim, float *to)
+{
+	uint64_t i = 0;
+
+	for (; i + LINE <= dim; i += LINE) {
+		uint32s line;
+		floats values;
+
+		memcpy(&line, sums + i, sizeof(line));
+		line = __builtin_shufflevector(line - start, line, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9,
+					       11, 12, 14, 13, 15);
+		values = __builtin_convertvector((int32s)line, floats) * step;
+		memcpy(to + i, &values, sizeof(values));
+	}
+	for (; i < dim; i++)
+		to[i] = (float)(int32_t)(sums[place_of(i, false)] - start) * step;
+}
+
+ALWAYS void take_portion(const struct lane_sums *s, bool wide, const char *sums, uint64_t portion,
+			 bool first, int64_t *result)
+{
+	uint64_t lanes = s->words * (wide ? 2 : 4);
+	int64_t start = s->starts[portion];
+
+	for (uint64_t done = 0; done < s->dim; done += lanes, sums += 16 * s->words) {
+		uint64_t count = s->dim - done < lanes ? s->dim - done : lanes;
+		int64_t *to = result + done;
+
+		for (uint64_t i = 0; i < count; i++) {
+			uint64_t place = place_of(i, wide);
+			int64_t lane = wide ? ((const int64_t *)sums)[place] - start
+					    : (int32_t)(((const uint32_t *)sums)[place] - start);
+
+			if (first)
+				to[i] = lane;
+			else if (s->maximum)
+				to[i] = lane > to[i] ? lane : to[i];
+			else
+				to[i] += lane;
+		}
+	}
+}
+
+// The sum, or the largest, of a row's portions.
+static void take_portions(const struct lane_sums *s, const char *sums, uint64_t target, float step,
+			  float *to)
+{
+	int64_t first = s->indptr[target], result[ROW_MOST];
+
+	for (int64_t k = first; k < s->indptr[target + 1]; k++) {
+		const char *from = sums + k * s->blocks * s->words * 16;
+
+		if (s->wide)
+			take_portion(s, true, from, k, k == first, result);
+		else
+			take_portion(s, false, from, k, k == first, result);
+	}
+	for (uint64_t i = 0; i < s->dim; i++)
+		to[i] = (float)result[i] * step;
+}
+
+void take_sums(const struct lane_sums *s, const char *sums, float step, float *to);
+
+// Make a result of sums that programs have formed; `step`: of their lanes.
+void take_sums(const struct lane_sums *s, const char *sums, float step, float *to)
+{
+	struct filling f = filling_of(to, s->dim, s->maximum);
+
+	for (uint64_t target = 0; target < s->targets; target++) {
+		int64_t first = s->indptr[target];
+
+		fill_up_to(&f, s->numbers[target]);
+		if (!s->wide && s->indptr[target + 1] == first + 1)
+			take_narrow((const uint32_t *)(sums + first * s->blocks * s->words * 16),
+				    s->starts[first], step, s->dim, f.to);
+		else
+			take_portions(s, sums, target, step, f.to);
+		f.to += s->dim;
+		f.next++;
+	}
+	fill_up_to(&f, s->rows);
 }
 
 uint32_t pack(const struct row_source *s, const float *x, const __s64 *rows, uint64_t count,

@@ -25,6 +25,7 @@
 
 typedef float floats __attribute__((vector_size(4 * LINE)));
 typedef uint32_t uint32s __attribute__((vector_size(4 * LINE)));
+typedef int32_t int32s __attribute__((vector_size(4 * LINE)));
 typedef int16_t int16s __attribute__((vector_size(2 * LINE)));
 typedef uint16_t uint16s __attribute__((vector_size(2 * LINE)));
 
@@ -71,17 +72,44 @@ ALWAYS uint32_t row_absmax(const float *x, uint32_t n)
 	return most;
 }
 
-/* The exponent of an int16's unit: the least for which no magnitude of a row exceeds 2^15 units,
- * which the limit makes 2^15 - 1. Units are normal numbers, as is 1 over each. */
-ALWAYS int row_unit(uint32_t absmax)
+ALWAYS bool is_fixed(enum row_lanes lanes)
 {
-	int exponent = (int)(absmax >> 23);
-
-	return (exponent < 16 ? 16 : exponent) - 126 - 15;
+	return lanes == ROW_FIXED16 || lanes == ROW_FIXED32;
 }
 
-/* Pack one row; `n` is most often a constant. Rounding is to nearest, ties to even. Returns the
- * largest magnitude's bits, which tell whether all values are finite; else lanes mean nothing. */
+/* The step of a row's integers: the least for which no magnitude exceeds 2^15 (2^31) steps. The
+ * limit makes that 2^15 - 1. Steps are normal numbers, as is 1 over each of rows in float32. */
+ALWAYS float row_step(uint32_t absmax, enum row_lanes lanes)
+{
+	int exponent = (int)(absmax >> 23), bits = lanes == ROW_FIXED32 ? 32 : 16;
+
+	return power_of_two((exponent < bits ? bits : exponent) - 126 - (bits - 1));
+}
+
+/* A row becomes integers, multiples of `step`. */
+ALWAYS void scale_row(enum row_lanes lanes, const float *x, uint32_t n, char *to, float step)
+{
+	float most = lanes == ROW_FIXED32 ? 0x1p31f - 128 : 32767, scale = 1 / step;
+	uint32_t *wide = (uint32_t *)to;
+	uint16_t *out = (uint16_t *)to;
+
+	for (uint32_t i = 0; i < n; i++) {
+		float scaled = x[i] * scale;
+		uint32_t lane;
+
+		scaled = scaled < most ? scaled : most;
+		scaled = scaled > -most ? scaled : -most;
+		lane = (int32_t)rintf(scaled);
+		if (lanes == ROW_FIXED32)
+			wide[i] = lane ^ 0x80000000;
+		else
+			out[i] = lanes == ROW_FIXED16 ? lane ^ 0x8000 : lane;
+	}
+}
+
+/* Pack one row; `n` is most often a constant. Rounding is to nearest, ties to even. Fixed lanes are
+ * multiples of `*step`, which becomes the step that the row needs. Returns the largest magnitude's
+ * bits, which tell whether all values are finite; else lanes mean nothing. */
 ALWAYS uint32_t pack_row(enum row_lanes lanes, const float *x, uint32_t n, char *to, float *step)
 {
 	uint32_t most = row_absmax(x, n);
@@ -102,18 +130,10 @@ ALWAYS uint32_t pack_row(enum row_lanes lanes, const float *x, uint32_t n, char 
 		}
 		*step = 1;
 	} else {
-		int unit = row_unit(most);
-		float scale = power_of_two(-unit);
-		int16_t *out = (int16_t *)to;
+		float own = row_step(most, lanes);
 
-		for (uint32_t i = 0; i < n; i++) {
-			float scaled = x[i] * scale;
-
-			scaled = scaled < 32767 ? scaled : 32767;
-			scaled = scaled > -32767 ? scaled : -32767;
-			out[i] = (int16_t)(int32_t)rintf(scaled);
-		}
-		*step = power_of_two(unit);
+		scale_row(lanes, x, n, to, is_fixed(lanes) ? *step : own);
+		*step = own;
 	}
 	return most;
 }
@@ -259,7 +279,7 @@ static uint32_t pack_large(const struct row_source *s, const float *x, int64_t r
 	float scaled[ROW_MOST], unit;
 	double sum[ROW_MOST] = {};
 	double most = 0;
-	int exponent;
+	int exponent, bits = s->lanes == ROW_FIXED32 ? 31 : 15;
 
 	for (int64_t k = a->indptr[row]; k < a->indptr[row + 1]; k++) {
 		const float *from = x + (size_t)a->indices[k] * s->dim;
@@ -275,8 +295,15 @@ static uint32_t pack_large(const struct row_source *s, const float *x, int64_t r
 	frexp(most, &exponent);
 	if (exponent <= LARGE)
 		exponent = LARGE; /* summands have cancelled out */
-	if (exponent > LARGE + 120)
+	if (exponent > 127 + 15)  /* such a step is no float32 */
 		return INFINITE;
+	if (is_fixed((enum row_lanes)s->lanes)) {
+		for (uint32_t i = 0; i < s->dim; i++)
+			scaled[i] = (float)(sum[i] / *step);
+		scale_row((enum row_lanes)s->lanes, scaled, s->dim, to, 1);
+		*step = power_of_two(exponent - bits);
+		return INFINITE - 1;
+	}
 	unit = power_of_two(exponent - LARGE);
 	for (uint32_t i = 0; i < s->dim; i++)
 		scaled[i] = (float)(sum[i] / unit);
@@ -321,8 +348,8 @@ ALWAYS uint32_t pack_rows_of(const struct row_source *s, enum row_lanes lanes, u
 
 	for (uint64_t i = 0; i < count; i++, to += s->row_bytes) {
 		uint64_t next = i + ROWS_AHEAD < left ? i + ROWS_AHEAD : i;
+		float step = s->step;
 		uint32_t absmax;
-		float step;
 
 		if (s->summed) {
 			absmax = pack_sum(s, lanes, x, rows[i], n, to, &step);
@@ -331,7 +358,9 @@ ALWAYS uint32_t pack_rows_of(const struct row_source *s, enum row_lanes lanes, u
 			absmax = pack_row(lanes, x + rows[i] * n, n, to, &step);
 		}
 		most = absmax > most ? absmax : most;
-		if (steps)
+		if (is_fixed(lanes))
+			*steps = step > *steps ? step : *steps;
+		else if (steps)
 			memcpy(steps + i, &step, 4);
 	}
 	return most;
@@ -348,7 +377,8 @@ ALWAYS uint32_t pack_lanes(const struct row_source *s, enum row_lanes lanes, con
 }
 
 /* Pack the rows at the first `count` of `left` positions, which are read ahead. `steps` may be
- * NULL, and need not be aligned. Returns the bits of the largest magnitude: see row_absmax. */
+ * NULL, and need not be aligned; with fixed lanes, it is the largest step that any row has needed.
+ * Returns the bits of the largest magnitude: see row_absmax. */
 static inline uint32_t pack_rows(const struct row_source *s, const float *x, const __s64 *rows,
 				 uint64_t count, uint64_t left, char *to, float *steps)
 {
@@ -356,5 +386,9 @@ static inline uint32_t pack_rows(const struct row_source *s, const float *x, con
 		return pack_lanes(s, ROW_INT16, x, rows, count, left, to, steps);
 	if (s->lanes == ROW_BFLOAT16)
 		return pack_lanes(s, ROW_BFLOAT16, x, rows, count, left, to, steps);
+	if (s->lanes == ROW_FIXED16)
+		return pack_lanes(s, ROW_FIXED16, x, rows, count, left, to, steps);
+	if (s->lanes == ROW_FIXED32)
+		return pack_lanes(s, ROW_FIXED32, x, rows, count, left, to, steps);
 	return pack_lanes(s, ROW_FLOAT32, x, rows, count, left, to, steps);
 }

@@ -13,25 +13,13 @@
 #include <unistd.h>
 
 #include "clock.h"
-#include "lanes.h"
-#include "rows.h"
+#include "token_pack.h"
 
 #include "lib/frame.h"
 #include "lib/seq.h"
-#include "shared/token_native_abi.h"
 
 #define BATCH 32      // frames of one system call
 #define MOST_BATCH 32 // frames that the kernel makes before it delivers them
-
-static struct token_out *out_at(const struct tokens *t, uint32_t seq, uint32_t frame)
-{
-	return &t->outs[(seq & 1) * t->config->outs + frame];
-}
-
-static char *payload_at(const struct tokens *t, uint32_t seq, uint32_t frame)
-{
-	return t->payloads + ((uint64_t)(seq & 1) * t->config->outs + frame) * t->config->room;
-}
 
 static struct token_slot *slot_at(const struct tokens *t, uint32_t slot)
 {
@@ -41,79 +29,6 @@ static struct token_slot *slot_at(const struct tokens *t, uint32_t slot)
 static const char *landed_at(const struct tokens *t, uint32_t slot)
 {
 	return t->landing + ((uint64_t)(t->seq & 1) * t->config->slots + slot) * t->config->room;
-}
-
-// Bytes of a message, in whole words.
-static uint64_t message_bytes(const struct tokens *t, uint64_t rows)
-{
-	return t->meeting ? 0 : (rows * (t->source.row_bytes + (t->stepped ? 4 : 0)) + 7) / 8 * 8;
-}
-
-static uint32_t frames_of(const struct tokens *t, uint64_t rows)
-{
-	uint64_t bytes = message_bytes(t, rows), room = t->config->room;
-
-	return bytes ? (bytes + room - 1) / room : 1;
-}
-
-// Bytes of data in frame `number` of a message.
-static uint32_t bytes_of(const struct tokens *t, uint64_t rows, uint32_t number)
-{
-	uint64_t left = message_bytes(t, rows) - (uint64_t)number * t->config->room;
-
-	return left < t->config->room ? left : t->config->room;
-}
-
-// Pack what frame `number` of a message holds.
-static void pack_data(struct tokens *t, struct token_partner *p, const float *x, uint32_t number,
-		      struct token_out *out)
-{
-	uint32_t first = t->config->pairs[p->rank].out;
-	uint64_t room = t->config->room, row_bytes = t->source.row_bytes;
-	uint64_t end = (uint64_t)number * room + out->bytes;
-	uint64_t rows = (end + row_bytes - 1) / row_bytes;
-	char *message = payload_at(t, t->seq, first), *steps = message + p->rows_out * row_bytes;
-	char *rest = steps + (t->stepped ? 4 * p->rows_out : 0);
-
-	rows = rows < p->rows_out ? rows : p->rows_out;
-	if (rows > p->packed) {
-		uint32_t absmax = pack_rows(&t->source, x, p->rows + p->packed, rows - p->packed,
-					    p->rows_out - p->packed,
-					    message + p->packed * row_bytes,
-					    t->stepped ? (float *)(steps + 4 * p->packed) : NULL);
-
-		if (absmax >= INFINITE)
-			p->flags_out |= PINCH_FLAG_NONFINITE;
-		if (absmax >= bits_of(power_of_two(LARGE)))
-			p->flags_out |= PINCH_FLAG_LARGE;
-		p->packed = rows;
-	}
-	if (out->bytes && message + end > rest) // in the last frame: what makes a whole word of it
-		memset(rest, 0, message + end - rest);
-	out->check = sums_of((const uint64_t *)(message + number * room), out->bytes / 8).weighed;
-	out->payload = (t->seq & 1) * t->config->outs + first + number;
-}
-
-// Pack frame `number` of a message.
-static void pack_frame(struct tokens *t, struct token_partner *p, const float *x, uint32_t number,
-		       bool returns)
-{
-	struct token_out *out = out_at(t, t->seq, t->config->pairs[p->rank].out + number);
-	const struct token_partner *like = &t->partners[p->like];
-	const struct token_out *same = out_at(t, t->seq, t->config->pairs[like->rank].out + number);
-
-	out->bytes = bytes_of(t, p->rows_out, number);
-	if (like == p)
-		pack_data(t, p, x, number, out);
-	p->flags_out = like->flags_out; // whose frame has been packed before: see `order`
-	out->check = same->check;
-	out->payload = same->payload;
-	out->flags = p->flags_out | (returns ? PINCH_FLAG_RETURN : 0);
-	out->number = number;
-	out->frames = frames_of(t, p->rows_out);
-	out->receiver = p->rank;
-	__atomic_store_n(&out->seq, t->seq, __ATOMIC_RELEASE);
-	t->flags |= p->flags_out;
 }
 
 static struct token_frame head_of(const struct tokens *t, uint32_t to, uint8_t kind, uint32_t seq,
@@ -288,18 +203,9 @@ int tokens_send(struct tokens *t, const float *x)
 	t->meeting = !x;
 	t->flags = 0;
 	t->nonfinite = 0;
-	for (uint32_t i = 0; i < t->config->partners; i++) {
-		t->partners[i].packed = 0;
-		t->partners[i].flags_out = PINCH_FLAG_TOKEN;
-	}
+	__atomic_store_n(&t->control->meeting, x ? 0 : t->seq, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&t->control->entered, t->seq, __ATOMIC_RELEASE);
-	for (uint32_t n = 0; n < total; n++) {
-		uint32_t frame = t->order[n];
-		struct token_partner *p = &t->partners[t->partner_of[frame]];
-
-		pack_frame(t, p, x, frame - t->config->pairs[p->rank].out,
-			   n % t->config->stride == t->config->stride - 1);
-	}
+	pack(t, x, total);
 	if (t->flags & PINCH_FLAG_NONFINITE)
 		t->nonfinite |= 1u << t->config->rank;
 	packed = now_ns();
@@ -379,6 +285,7 @@ static int take(struct tokens *t, struct token_partner *p)
 	}
 	if (bad) { // as if they had not come
 		__atomic_fetch_sub(&t->control->complete[parity], 1, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&t->control->added[parity], 0, __ATOMIC_SEQ_CST);
 		__atomic_fetch_sub(&peer->landed[parity], bad, __ATOMIC_SEQ_CST);
 		for (uint32_t number = 0; number < frames; number++) {
 			struct token_slot *slot = slot_at(t, pair->slot + number);
@@ -392,8 +299,16 @@ static int take(struct tokens *t, struct token_partner *p)
 	}
 	for (uint32_t number = 0; number < frames; number++)
 		p->flags_in |= slot_at(t, pair->slot + number)->flags;
-	if (t->stepped && p->rows_in && !t->meeting)
+	if (!p->rows_in || t->meeting)
+		return TOKENS_COMPLETE;
+	if (is_common(t)) {
+		float step;
+
+		memcpy(&step, landed_at(t, pair->slot) + rows, 4);
+		t->step = step > t->step ? step : t->step;
+	} else if (t->stepped) {
 		memcpy(t->steps + p->first_row, landed_at(t, pair->slot) + rows, 4 * p->rows_in);
+	}
 	return TOKENS_COMPLETE;
 }
 
@@ -401,6 +316,7 @@ static int take_all(struct tokens *t)
 {
 	int result = TOKENS_COMPLETE;
 
+	t->step = 0;
 	for (uint32_t i = 0; i < t->config->partners; i++) {
 		struct token_partner *p = &t->partners[i];
 		int outcome;
@@ -431,13 +347,23 @@ static void forgive(struct tokens *t)
 	}
 }
 
-// Has everything landed, and been sent? Without a doorbell, tokens go on sending.
+// Does the program still have to form sums?
+static bool is_adding(const struct tokens *t)
+{
+	const __u64 *added = &t->control->added[t->seq & 1];
+	uint64_t all = (uint64_t)t->seq << 32 | t->config->parts;
+
+	return t->config->parts && !t->meeting && __atomic_load_n(added, __ATOMIC_SEQ_CST) != all;
+}
+
+// Has everything landed, been added, if the program adds, and been sent? Without a doorbell, tokens
+// go on sending.
 static bool is_done(const struct tokens *t)
 {
 	const uint32_t *complete = &t->control->complete[t->seq & 1];
 
 	return __atomic_load_n(complete, __ATOMIC_SEQ_CST) == t->config->partners &&
-	       (t->doorbell < 0 || !unsent(t));
+	       !is_adding(t) && (t->doorbell < 0 || !unsent(t));
 }
 
 int tokens_wait(struct tokens *t, int64_t ns);

@@ -3,7 +3,8 @@
 int16: each row has a step, the power of two that makes its largest magnitude less than 2**15 steps;
 a value that would round up to that is clamped. So the error of an element is at most one step,
 which is less than 2**-14 of the row's largest magnitude. bfloat16: the upper half of a float32,
-rounded to nearest, ties to even, and never to infinity.
+rounded to nearest, ties to even, and never to infinity. Fixed lanes, of 16 or 32 bits, are those
+that programs add up: the rows of a message have one step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ERRORS", "pack_bfloat16", "pack_int16", "unpack_bfloat16"]
+__all__ = [
+    "ERRORS",
+    "fixed_lanes",
+    "fixed_step",
+    "pack_bfloat16",
+    "pack_int16",
+    "unpack_bfloat16",
+]
 
 ERRORS = {"float32": 0.0, "bfloat16": 2.0**-8, "int16": 2.0**-14}
 """The largest error of an element that travels, as a share of its row's largest magnitude."""
@@ -42,3 +50,21 @@ def pack_bfloat16(rows: NDArray[np.float32]) -> NDArray[np.uint16]:
 def unpack_bfloat16(lanes: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Return what lanes mean."""
     return (lanes.astype(np.uint32) << 16).view(np.float32)
+
+
+def fixed_step(rows: NDArray[np.float32], bits: int) -> float:
+    """Return the step of a message: the least for which no magnitude exceeds ``2**(bits - 1)``
+    steps.
+
+    :param rows: Finite, shape (n, dim).
+    """
+    largest = np.frexp(np.abs(rows).max(initial=0))[1]
+    return float(2.0 ** (max(int(largest), bits - 126) - (bits - 1)))
+
+
+def fixed_lanes(rows: NDArray[np.float32], step: float, bits: int) -> NDArray[np.int64]:
+    """Return lanes, without the half of their range that is added on the wire."""
+    most = np.float32(32767 if bits == 16 else 2.0**31 - 128)
+    scaled = np.clip(rows * np.float32(1 / step), -most, most)
+    lanes: NDArray[np.int64] = np.rint(scaled).astype(np.int64)
+    return lanes

@@ -18,7 +18,8 @@ from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
 from testbed.exchange.pinch.layout import HEADROOM, is_packed
 from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
-from testbed.protocol.rows import pack_int16
+from testbed.exchange.tokens.adding import integer_weights
+from testbed.protocol.rows import fixed_lanes, fixed_step, pack_int16
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
 from testbed.testing.reference import agree
@@ -29,6 +30,7 @@ __all__ = [
     "Travelling",
     "exact",
     "exact_aggregates",
+    "fixed_aggregates",
     "float_aggregates",
     "integers",
     "magnitude",
@@ -213,6 +215,59 @@ def float_aggregates(
         )
         found.append(out)
     return found
+
+
+def fixed_aggregates(
+    graph: Partitioned,
+    x: NDArray[np.float32],
+    aggregation: Aggregation,
+    bits: int,
+    choice: HaloChoice = "rows",
+) -> list[NDArray[np.float32]]:
+    """What each rank's `aggregate` must give where programs add up rows that came by tokens, bit
+    for bit.
+
+    :param bits: Of a lane.
+    """
+    halos, dim = graph.halos_of(choice), x.shape[1]
+    if choice == "cover":
+        x = Travelling(halos, aggregation).rows(graph, x, aggregation)
+    found = []
+    for halo in halos:
+        steps = [fixed_step(x[rows], bits) if len(rows) else 0.0 for rows in halo.sources]
+        most, sources = max(steps, default=0.0), np.concatenate(halo.sources)
+        lanes = np.concatenate(
+            [
+                _shifted(fixed_lanes(x[rows], step, bits), step, most)
+                for rows, step in zip(halo.sources, steps, strict=True)
+                if len(rows)
+            ]
+            or [np.zeros((0, dim), np.int64)]
+        )
+        assert len(lanes) == len(sources)
+        target = np.repeat(np.arange(halo.num_owned), np.diff(halo.indptr))
+        scale, summands = 1.0, lanes[halo.indices]
+        if aggregation == "weighted":
+            assert halo.weights is not None
+            weights, scale = integer_weights(halo.weights, bits)
+            summands = summands * weights[:, None]
+        out = np.full((halo.num_owned, dim), -np.inf if aggregation == "max" else 0, np.float32)
+        sums = np.full((halo.num_owned, dim), np.iinfo(np.int64).min, np.int64)
+        if aggregation == "max":
+            np.maximum.at(sums, target, summands)
+        else:
+            sums[:] = 0
+            np.add.at(sums, target, summands)
+        some = np.diff(halo.indptr) > 0
+        out[some] = sums[some].astype(np.float32) * np.float32(most / scale)
+        found.append(out)
+    return found
+
+
+def _shifted(lanes: NDArray[np.int64], step: float, most: float) -> NDArray[np.int64]:
+    """Lanes in a larger step, rounded half up."""
+    by = round(np.log2(most / step))
+    return lanes if not by else (lanes + (1 << (by - 1))) >> by if by < 62 else 0 * lanes
 
 
 def exact_aggregates(

@@ -36,13 +36,15 @@ def hosts(fabric, workers) -> PinchHosts:
     return PinchHosts(fabric, workers)
 
 
+@pytest.mark.parametrize("adder", ["process", "kernel"])
 @pytest.mark.parametrize("lanes", ["int16", "int32"])
 @pytest.mark.parametrize("kind", broad(["weighted", "sum", "max"]))
-def test_rows_arrive_bit_for_bit(hosts, kind, lanes, assert_nothing_left) -> None:
+def test_rows_arrive_bit_for_bit(hosts, kind, lanes, adder, assert_nothing_left) -> None:
+    options = {"broadcast": "tokens", "aggregate": adder}
     for ranks, dim, halo in ((2, 64, "rows"), (4, 17, "cover"), (3, 512, "rows"), (4, 1, "cover")):
         graph = draw_partitioned(ranks, 500, 4000, ranks, hub=3000)
         inputs = [embeddings(turn, graph, dim) for turn in range(4)]
-        with hosts.open(graph, dim, kind, lanes, halo=halo, **TOKENS) as exchange:
+        with hosts.open(graph, dim, kind, lanes, halo=halo, **options) as exchange:
             exchange.check(inputs)
     assert_nothing_left()
 

@@ -13,6 +13,7 @@ from testbed.datapath.dispatcher import Dispatcher
 from testbed.exchange.adjacency import Adjacency, RowFormat, RowLanes
 from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.tokens.adding import Adding, Sums
 from testbed.exchange.tokens.layout import Layout
 from testbed.exchange.tokens.port import TokenPort
 from testbed.exchange.tokens.recovery import Recovery
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokens"]
 
-_LANES: dict[str, RowLanes] = {"int16": "int16", "int32": "float32"}
+_LANES: dict[tuple[str | None, str], RowLanes] = {
+    ("process", "int16"): "int16",
+    ("process", "int32"): "float32",
+    ("kernel", "int16"): "fixed16",
+    ("kernel", "int32"): "fixed32",
+}
+"""By who adds, and by an option."""
 
 
 class Tokens(Exchange):
@@ -42,7 +49,8 @@ class Tokens(Exchange):
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
-        form = RowFormat.of(_LANES[spec.group.lanes], spec.dim, spec.halo)
+        lanes = _LANES[spec.aggregate, spec.group.lanes]
+        form = RowFormat.of(lanes, spec.dim, spec.halo)
         native = not context.fabric_plan.generic
         self.layout = Layout.plan(form, spec.halo, spec.group.mtu, native)
         self.port: TokenPort | None = None
@@ -53,14 +61,20 @@ class Tokens(Exchange):
         """See `Exchange.connect`."""
         spec, group, halo = self.spec, self.spec.group, self.spec.halo
         apply_affinity(group)
-        self.port = port = TokenPort(Dispatcher.of(self.context), spec, self.layout)
+        adding = None
+        if spec.aggregate == "kernel":
+            adding = Adding.plan(self.layout, halo, spec.aggregation)
+        self.port = port = TokenPort(Dispatcher.of(self.context), spec, self.layout, adding)
         self._recovery = Recovery(port, group.timeout)
-        self._adjacency = Adjacency(
-            *(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation),
-            form=self.layout.form,
-            offsets=self.layout.offsets(),
-            steps=port.steps if self.layout.form.stepped else None,
-        )
+        if adding:
+            self._sums = Sums(adding, halo, spec.aggregation, port.sums)
+        else:
+            self._adjacency = Adjacency(
+                *(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation),
+                form=self.layout.form,
+                offsets=self.layout.offsets(),
+                steps=port.steps if self.layout.form.stepped else None,
+            )
         port.open_next()
         port.send(None)
         Recovery(port, group.connect_timeout).wait(meeting=True)
@@ -76,7 +90,7 @@ class Tokens(Exchange):
         return {phase: seconds + native.get(phase, 0.0) for phase, seconds in self._phases.items()}
 
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
-        port = self.port
+        port, spec = self.port, self.spec
         if self._failed:
             raise CollectiveError(f"this exchange has failed before, open it again: {self._failed}")
         if port is None:
@@ -89,7 +103,9 @@ class Tokens(Exchange):
             raise
         started = time.perf_counter()
         nonfinite = port.nonfinite
-        if not nonfinite:
+        if not nonfinite and spec.aggregate == "kernel":
+            self._sums.take(port.seq & 1, port.step, out)
+        elif not nonfinite:
             self._adjacency.aggregate(port.landed, out, port.large)
         port.open_next()
         self._phases["aggregate"] += time.perf_counter() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,16 +38,20 @@ def _most(mtu: int) -> int:
     return (mtu + _ETHERNET - _HEAD) // _LINE * _LINE
 
 
-def room_of(mtu: int, native: bool) -> int:
-    """Bytes of data that a frame has at most: whole cache lines.
+def room_of(mtu: int, native: bool, whole: int = 1) -> int:
+    """Bytes of data that a frame has at most: whole cache lines, unless that leaves much unused.
 
+    :param whole: What programs add at once must be whole: so many bytes.
     :raises SpecError: There is no room for one.
     """
     room = min(_most(mtu), _PAGE - _HEAD) if rings(mtu, native) else _most(mtu)
-    if room < _LINE:
-        least = _HEAD - _ETHERNET + _LINE
+    unit = math.lcm(whole, _LINE)
+    if whole > 1 and unit > room // 4:
+        unit = whole
+    if room < unit:
+        least = _HEAD - _ETHERNET + -(-unit // _LINE) * _LINE
         raise SpecError(f"mtu: {mtu} is too small for embeddings: must be {least} or more")
-    return room
+    return room // unit * unit
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Layout:
     @classmethod
     def plan(cls, form: RowFormat, halo: Halo, mtu: int, native: bool) -> Layout:
         """Number the frames of a rank with these halo vertices."""
-        room, slot, out = room_of(mtu, native), 0, 0
+        room, slot, out = room_of(mtu, native, 8 * form.words if form.is_fixed else 1), 0, 0
         partners: list[Partner] = []
         for rank in range(halo.world):
             rows_in, rows_out = len(halo.sources[rank]), len(halo.sends[rank])
@@ -130,6 +135,11 @@ class Layout:
             for number in range(partner.frames_out)
         ]
         return np.array([frame for _, frame in sorted(frames)], np.uint64)
+
+    def step_of(self, partner: Partner) -> tuple[int, int]:
+        """Where the step of a partner's fixed lanes lands: a slot, and a byte in it."""
+        slot, at = divmod(partner.rows_in * self.form.row_bytes, self.room)
+        return partner.slot + slot, at
 
     def offsets(self) -> NDArray[np.uint32]:
         """Where each halo row lands, in units of 4 bytes from where those of an exchange do."""

@@ -18,6 +18,7 @@ from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import LINK, Dispatcher
 from testbed.exchange.adjacency import row_source
 from testbed.exchange.interface import Embeddings, ExchangeSpec
+from testbed.exchange.tokens.adding import Adding
 from testbed.exchange.tokens.layout import Layout, Partner
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct, constant, counter_names, dtype
@@ -56,32 +57,52 @@ class TokenPort(Closing):
 
     :ivar landing: The data that has landed.
     :ivar steps: float32: the steps of halo rows, as of the latest `wait` that was complete.
+    :param adding: What the program adds; None: the process adds.
     :raises KernelError: The kernel refused a program or map.
     """
 
-    def __init__(self, dispatcher: Dispatcher, spec: ExchangeSpec, layout: Layout) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        spec: ExchangeSpec,
+        layout: Layout,
+        adding: Adding | None = None,
+    ) -> None:
         self.group, self.layout = spec.group, layout
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
             rings = layout.rings and dispatcher.rings
             self._config = _config(spec, layout, rings)
+            if adding:
+                _configure(self._config, adding, spec)
             sizes = {
                 "token_outs": 2 * layout.outs,
                 "token_order": layout.outs,
                 "token_slots": 2 * layout.slots,
                 "token_payloads": 2 * layout.outs,
                 "token_landing": 2 * layout.slots,
+                **_sizes(adding),
             }
             self._object = self._open.enter_context(
                 BpfObject(
                     "tokens",
                     self._config,
                     {name: max(size, 2) for name, size in sizes.items()},
-                    {"token_payloads": layout.room, "token_landing": layout.room},
+                    {
+                        "token_payloads": layout.room,
+                        "token_landing": layout.room,
+                        "token_sums": 16 * layout.form.words,
+                    },
                 )
             )
             maps = self._object.maps
+            if adding:
+                for name in ("parts", "edges", "weights"):
+                    table = getattr(adding, name)
+                    memory = maps[f"token_{name}"].view(table.dtype).reshape(-1)
+                    memory[: len(table)] = table
+            self.sums: NDArray[np.uint8] = maps["token_sums"].view(np.uint8)
             self.control = Struct(maps["token_control"].view(dtype("token_control")))
             self.peers = maps["token_peers"].view(dtype("token_peer")).reshape(-1)
             self._slots = maps["token_slots"].view(dtype("token_slot")).reshape(2, -1)
@@ -198,6 +219,11 @@ class TokenPort(Closing):
         return bool(self._native.flags & constant("PINCH_FLAG_LARGE"))
 
     @property
+    def step(self) -> float:
+        """The largest step of fixed lanes in what has landed."""
+        return float(self._native.step)
+
+    @property
     def failed(self) -> int:
         """After `Waited.DIFFER`: a rank."""
         return int(self._native.failed)
@@ -263,10 +289,33 @@ def _config(spec: ExchangeSpec, layout: Layout, rings: bool) -> Struct:
     )
     for partner in layout.partners:
         pair = partner.slot, partner.frames_in, partner.out, partner.frames_out
-        config.pairs[partner.rank] = pair
+        stepped = layout.form.is_fixed and partner.rows_in > 0
+        step = (*layout.step_of(partner), True) if stepped else (0, 0, False)
+        config.pairs[partner.rank] = *pair, *step
     for other in group.members:
         config.peers[other.rank] = net_peer(group.me.endpoint, other.endpoint)
     return config
+
+
+def _configure(config: Struct, adding: Adding, spec: ExchangeSpec) -> None:
+    """Set what the program adds."""
+    config.parts, config.words = len(adding.parts), adding.form.words
+    config.wide = adding.form.lane_bytes == 4
+    config.weighted = spec.aggregation == "weighted"
+    config.maximum = spec.aggregation == "max"
+
+
+def _sizes(adding: Adding | None) -> dict[str, int]:
+    """Return the sizes of the maps of what the program adds."""
+    parts, edges, weights = (
+        (len(adding.parts), len(adding.edges), len(adding.weights)) if adding else (0, 0, 0)
+    )
+    return {
+        "token_parts": parts,
+        "token_edges": edges,
+        "token_weights": weights,
+        "token_sums": 2 * parts,
+    }
 
 
 def _packet_socket() -> socket.socket:

@@ -17,7 +17,7 @@ from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
 from testbed.protocol.scale import ScaleGuess
-from testbed.testing.aggregates import exact_aggregates, float_aggregates
+from testbed.testing.aggregates import exact_aggregates, fixed_aggregates, float_aggregates
 from testbed.testing.graphs import Partitioned
 from testbed.worker import WorkerContext, Workers
 from tests.support.exchange import hosts
@@ -83,11 +83,13 @@ def assert_exact(
     :param guess: See `exact_aggregates`; `choice` likewise.
     """
     travel: RowLanes = "int16" if broadcast == "tokens" and lanes == "int16" else "float32"
-    expected = (
-        float_aggregates(graph, x, kind, choice, travel)
-        if adder == "process"
-        else exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess, choice, width)
-    )
+    bits = 16 if lanes == "int16" else 32
+    if adder == "process":
+        expected = float_aggregates(graph, x, kind, choice, travel)
+    elif broadcast == "tokens":
+        expected = fixed_aggregates(graph, x, kind, bits, choice)
+    else:
+        expected = exact_aggregates(graph, x, kind, bits, guess, choice, width)
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
         np.testing.assert_array_equal(result, wanted, err_msg=f"rank {rank}")
