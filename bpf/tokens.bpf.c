@@ -278,12 +278,8 @@ static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
 	count(TOKEN_RECEIVED, 1);
 	__sync_fetch_and_add(&peer->news, 1);
 	if (__sync_fetch_and_add(&peer->landed[parity], 1) + 1 == frames &&
-	    __sync_fetch_and_add(&c->complete[parity], 1) + 1 == token_config.partners) {
-		if (token_config.parts && *(volatile __u32 *)&c->meeting != seq)
-			token_start_adding();
-		else
-			wake(seq);
-	}
+	    __sync_fetch_and_add(&c->complete[parity], 1) + 1 == token_config.partners)
+		wake(seq);
 	if (!(flags & PINCH_FLAG_RETURN))
 		return XDP_DROP;
 	t = frame_of(ctx);
@@ -395,6 +391,17 @@ int token_doorbell(struct xdp_md *ctx)
 SEC("xdp.frags")
 int token_execute(struct xdp_md *ctx)
 {
+	return XDP_DROP;
+}
+
+/* The process runs it until all sums are there (`token_control.added`). */
+SEC("xdp")
+int token_add(struct xdp_md *ctx)
+{
+	struct token_control *c = control_of();
+
+	if (c && token_config.parts)
+		token_add_slice(c);
 	return XDP_DROP;
 }
 

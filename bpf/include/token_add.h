@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Adding in the kernel: once all frames of an exchange have landed, a timer's callback gathers the
- * summands of each sum from their slots. It adds a slice at a time, so that no CPU is occupied for
- * long, and wakes the process when all sums are there.
+/* Adding in the kernel: when the process has verified what has landed, a program gathers the
+ * summands of each sum from their slots, a slice of the sums each time it is run, so that no CPU is
+ * occupied for long.
  *
  * Lanes are unsigned: what they mean, plus half of their range. A word has four of 16 bits or two
  * of 32; a sum has two words for it, with every other lane each, and so twice the bits for each
  * lane. Senders choose the step of their lanes, a power of two; lanes with a smaller one are
  * shifted to the largest. Reference model: testbed/protocol/token/adding.py.
- *
- * A damaged frame makes sums wrong: the process verifies what has landed, and when what was damaged
- * has come again, all is added anew.
  */
 #pragma once
 
@@ -22,31 +19,16 @@ MAPPED_ARRAY(token_edges, struct token_edge);
 MAPPED_ARRAY(token_weights, __s64); /* by edge */
 MAPPED_BUFFER(token_sums);	    /* `parts` of each parity */
 
-struct token_timer {
-	struct bpf_timer timer;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct token_timer);
-} token_timers SEC(".maps");
-
 /* A slice. */
 struct token_gather {
-	__u64 added; /* seq << 32 | next part */
-	__u32 edge;
-	__u32 sum;		     /* index in token_sums */
+	__u32 first;		     /* slot of this exchange */
+	__u32 part;		     /* which is formed next */
+	__u32 sum;		     /* which is formed */
+	__u32 edge;		     /* the next one */
 	__s32 left;		     /* edges before the slice ends, at most about so many */
 	__u32 shifted;		     /* some lanes have a smaller step than others */
 	__u8 shifts[RING_MAX_RANKS]; /* of each sender's lanes */
 };
-
-static __always_inline __u32 token_first_slot(__u64 added)
-{
-	return (seq_of(added) & 1) * token_config.slots;
-}
 
 static __always_inline __u32 token_row_bytes(void)
 {
@@ -63,7 +45,7 @@ static __always_inline const __u64 *token_row(const struct token_gather *g, __u3
 
 	if (!edge)
 		return NULL;
-	number = token_first_slot(g->added) + edge->slot;
+	number = g->first + edge->slot;
 	at = 8 * edge->at;
 	*rank = edge->rank;
 	slot = bpf_map_lookup_elem(&token_landing, &number);
@@ -107,28 +89,35 @@ static __always_inline __u64 token_larger(__u64 one, __u64 other, const bool wid
 	return (one & mask) | (other & ~mask);
 }
 
-/* Add TOKEN_BATCH summands. */
-static __always_inline long token_take_batch(__u32 i, struct token_gather *g, const bool wide)
+/* Add `count` summands, which is a constant, to the sum, or begin it with them. */
+static __always_inline long token_take_some(struct token_gather *g, __u32 first, const __u32 count,
+					    const bool wide, const bool begin)
 {
-	__u32 first = g->edge + TOKEN_BATCH * i, rank;
-	const __u64 *a = token_row(g, first, &rank), *b = token_row(g, first + 1, &rank),
-		    *c = token_row(g, first + 2, &rank), *d = token_row(g, first + 3, &rank);
+	const __u64 *rows[TOKEN_BATCH];
 	__u64 *sum = token_sum_of(g), words = token_config.words;
+	__u32 rank;
 
-	if (!a || !b || !c || !d || !sum)
+	if (!sum)
 		return 1;
 #pragma clang loop unroll(full)
+	for (__u32 i = 0; i < count; i++) {
+		rows[i] = token_row(g, first + i, &rank);
+		if (!rows[i])
+			return 1;
+	}
+#pragma clang loop unroll(full)
 	for (__u64 k = 0; k < TOKEN_WORDS; k++) {
-		__u64 low, high;
+		__u64 low = begin ? 0 : sum[2 * k], high = begin ? 0 : sum[2 * k + 1];
 
 		if (k >= words)
 			continue;
-		low = token_low(a[k], wide) + token_low(b[k], wide);
-		high = token_high(a[k], wide) + token_high(b[k], wide);
-		low += token_low(c[k], wide) + token_low(d[k], wide);
-		high += token_high(c[k], wide) + token_high(d[k], wide);
-		sum[2 * k] += low;
-		sum[2 * k + 1] += high;
+#pragma clang loop unroll(full)
+		for (__u32 i = 0; i < count; i++) {
+			low += token_low(rows[i][k], wide);
+			high += token_high(rows[i][k], wide);
+		}
+		sum[2 * k] = low;
+		sum[2 * k + 1] = high;
 	}
 	return 0;
 }
@@ -201,9 +190,23 @@ static __always_inline long token_take(__u32 i, struct token_gather *g, const bo
 /* The verifier knows the configuration, and removes what cannot be reached. */
 static long token_batch(__u32 i, struct token_gather *g)
 {
+	__u32 first = g->edge + TOKEN_BATCH * i;
+
 	if (token_config.wide)
-		return token_take_batch(i, g, true);
-	return token_take_batch(i, g, false);
+		return token_take_some(g, first, TOKEN_BATCH, true, false);
+	return token_take_some(g, first, TOKEN_BATCH, false, false);
+}
+
+static __always_inline void token_begin(struct token_gather *g, __u32 count, const bool wide)
+{
+	if (count == 1)
+		token_take_some(g, g->edge, 1, wide, true);
+	else if (count == 2)
+		token_take_some(g, g->edge, 2, wide, true);
+	else if (count == 3)
+		token_take_some(g, g->edge, 3, wide, true);
+	else
+		token_take_some(g, g->edge, 4, wide, true);
 }
 
 static long token_one(__u32 i, struct token_gather *g)
@@ -222,18 +225,31 @@ static long token_one(__u32 i, struct token_gather *g)
 /* Form the next sum; 1: the slice ends. */
 static long token_add_part(__u32 i, struct token_gather *g)
 {
-	__u32 number = g->added, count;
-	struct token_part *part = bpf_map_lookup_elem(&token_parts, &number);
+	struct token_part *part = bpf_map_lookup_elem(&token_parts, &g->part);
 	__u64 *sum, words = token_config.words, start;
+	__u32 count;
 
-	g->sum = (seq_of(g->added) & 1) * token_config.parts + number;
+	g->sum = g->part;
 	sum = token_sum_of(g);
 	if (!part || !sum)
 		return 1;
-	start = token_each(part->start, token_config.wide);
-	count = part->count < TOKEN_PART ? part->count : TOKEN_PART;
 	g->edge = part->first;
+	count = part->count < TOKEN_PART ? part->count : TOKEN_PART;
+	g->part++;
 	g->left -= count;
+	if (!g->shifted && !token_config.weighted && !token_config.maximum) {
+		__u32 some = (count - 1) % TOKEN_BATCH + 1;
+
+		if (token_config.wide)
+			token_begin(g, some, true);
+		else
+			token_begin(g, some, false);
+		g->edge += some;
+		if (count > some)
+			bpf_loop((count - some) / TOKEN_BATCH, token_batch, g, 0);
+		return g->left <= 0;
+	}
+	start = token_each(part->start, token_config.wide);
 #pragma clang loop unroll(full)
 	for (__u64 k = 0; k < TOKEN_WORDS; k++) {
 		if (k >= words)
@@ -241,13 +257,7 @@ static long token_add_part(__u32 i, struct token_gather *g)
 		sum[2 * k] = start;
 		sum[2 * k + 1] = start;
 	}
-	if (!g->shifted && !token_config.weighted && !token_config.maximum) {
-		bpf_loop(count / TOKEN_BATCH, token_batch, g, 0);
-		g->edge += count / TOKEN_BATCH * TOKEN_BATCH;
-		count %= TOKEN_BATCH;
-	}
 	bpf_loop(count, token_one, g, 0);
-	g->added++;
 	return g->left <= 0;
 }
 
@@ -255,7 +265,7 @@ static long token_add_part(__u32 i, struct token_gather *g)
 static __always_inline __u32 token_exponent(const struct token_gather *g, __u32 rank)
 {
 	const volatile struct token_pair *pair = &token_config.pairs[rank % RING_MAX_RANKS];
-	__u32 slot = token_first_slot(g->added) + pair->step_slot, at = pair->step_at;
+	__u32 slot = g->first + pair->step_slot, at = pair->step_at;
 	const void *data = bpf_map_lookup_elem(&token_landing, &slot);
 
 	if (!pair->stepped || !data || at > token_config.room - 4)
@@ -279,57 +289,16 @@ static __always_inline void token_find_shifts(struct token_gather *g)
 	}
 }
 
-/* Have all frames of an exchange landed, without all sums having been formed? Then form some.
- * Returns whether there was something to do. */
-static __always_inline bool token_add_slice(struct token_control *c, __u32 seq)
+/* Form some of the sums that are still missing. */
+static __always_inline void token_add_slice(struct token_control *c)
 {
 	struct token_gather g = { .left = TOKEN_SLICE };
-	__u64 *added = &c->added[seq & 1];
 
-	/* In this order: before the process resets `added`, it reduces `complete`. */
-	g.added = word_read(added);
-	if (seq_of(g.added) != seq) {
-		*(volatile __u64 *)added = word_of(seq, 0);
-		g.added = word_read(added); /* so that the verifier does not know it */
-	}
-	if ((__u32)g.added == token_config.parts ||
-	    *(volatile __u32 *)&c->complete[seq & 1] != token_config.partners ||
-	    *(volatile __u32 *)&c->meeting == seq)
-		return false;
+	g.first = (c->open & 1) * token_config.slots;
+	g.part = c->added;
 	token_find_shifts(&g);
-	bpf_loop(token_config.parts - (__u32)g.added, token_add_part, &g, 0);
-	*(volatile __u64 *)added = g.added;
+	bpf_loop(token_config.parts - g.part, token_add_part, &g, 0);
+	c->added = g.part;
 	count(TOKEN_SLICES, 1);
 	count(TOKEN_EDGES, TOKEN_SLICE - g.left);
-	if ((__u32)g.added == token_config.parts)
-		wake(seq);
-	return true;
-}
-
-/* Runs on one CPU at a time. Frames of the next exchange may all have landed before the sums of
- * this one are there. */
-static int token_on_timer(void *map, __u32 *key, struct token_timer *value)
-{
-	struct token_control *c = control_of();
-	__u32 open;
-
-	if (!c)
-		return 0;
-	open = *(volatile __u32 *)&c->open;
-	if (token_add_slice(c, open) || token_add_slice(c, seq_after(open)))
-		bpf_timer_start(&value->timer, 0, 0);
-	return 0;
-}
-
-/* All frames of an exchange have landed. */
-static __always_inline void token_start_adding(void)
-{
-	__u32 zero = 0;
-	struct token_timer *t = bpf_map_lookup_elem(&token_timers, &zero);
-
-	if (!t)
-		return;
-	bpf_timer_init(&t->timer, &token_timers, 1 /* CLOCK_MONOTONIC */);
-	bpf_timer_set_callback(&t->timer, token_on_timer);
-	bpf_timer_start(&t->timer, 0, 0);
 }

@@ -42,14 +42,20 @@ struct row_source {
 	struct adjacency sums;
 };
 
-/* Sums of fixed lanes (include/token_add.h), and which of them make up the rows of a result. */
+/* Fixed lanes, and sums of them (include/token_add.h), which make up the rows of a result. */
 struct lane_sums {
 	__u64 rows;	      /* of the result */
 	__u64 targets;	      /* of these, rows with summands */
 	const __s64 *numbers; /* their numbers, ascending */
 	__u64 dim;	      /* columns */
-	const __s64 *indptr;  /* portions of each target */
+	const __s64 *indptr;  /* portions of each target: none, if it has one summand */
 	const __s64 *starts;  /* of each portion: what the sum of nothing would be */
+	const __u64 *places;  /* of each target: where its summand is, if it has one */
+	const __u32 *senders; /* of each target's summand */
+	const __s64 *weights; /* of each target's summand; or NULL */
+	const float *steps;   /* of the lanes of each sender */
+	double scale;	      /* how many weights are 1 */
+	__u32 ranks;	      /* number of steps */
 	__u32 blocks;	      /* sums of each portion: so many words of lanes have one */
 	__u32 words;	      /* of lanes, in a sum */
 	__u32 wide;	      /* lanes have 32 bits, not 16 */

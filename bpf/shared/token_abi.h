@@ -97,10 +97,9 @@ struct token_control {
 	__u32 stalled;	/* the process sleeps, and has frames to send: a token wakes it */
 	__u32 pad4[13];
 	__u32 complete[2]; /* partners whose frames have all landed */
-	__u32 meeting;	   /* sequence number of an exchange without rows */
-	__u32 pad3[13];
-	__u64 added[2]; /* seq << 32 | sums that have been formed */
-	__u64 pad5[6];
+	__u32 pad3[14];
+	__u32 added; /* sums that have been formed */
+	__u32 pad5[15];
 };
 
 /* A sum that the program forms: all that a vertex receives, or as much of it as fits, in as many
@@ -166,6 +165,6 @@ enum token_counter {
 	TOKEN_ENDS,	/* tokens that have come back when nothing was left to send */
 	TOKEN_HELD,	/* empty frames at the doorbell that were not sent: the window was full */
 	TOKEN_EDGES,	/* summands that have been added */
-	TOKEN_SLICES,	/* goes in which that was done */
+	TOKEN_SLICES,	/* runs of the program that adds */
 	TOKEN_COUNTERS,
 };

@@ -43,10 +43,9 @@ struct tokens {
 	const struct token_config *config;
 	struct token_partner *partners;
 	const __u32 *partner_of; /* by frame */
-	float *steps;		 /* of this rank's halo rows */
-	__u32 stepped;		 /* rows have steps */
-	float step;		 /* output: the largest of partners whose rows have one in common */
-	__u32 meeting;		 /* this exchange has no rows: it shows that all are there */
+	float *steps;  /* of this rank's halo rows; of each rank's, if they have one in common */
+	__u32 stepped; /* rows have steps */
+	__u32 meeting; /* this exchange has no rows: it shows that all are there */
 	struct row_source source;
 	__u32 seq;
 	__u32 flags;  /* output: enum pinch_flag, of all that has arrived and all that was sent */
@@ -54,6 +53,7 @@ struct tokens {
 	__u32 nonfinite; /* output: ranks with such values, one bit each */
 	__s32 link;	 /* a packet socket */
 	__s32 doorbell;	 /* the doorbell's program; -1: frames are sent through `link` */
+	__s32 adder;	 /* the program that adds */
 	__s32 events;
 	__u64 sent, sent_bytes; /* frames of rows through `link` */
 	__u64 quantize_ns, send_ns, wait_ns;

@@ -180,22 +180,48 @@ static void take_portions(const struct lane_sums *s, const char *sums, uint64_t 
 		to[i] = (float)result[i] * step;
 }
 
-void take_sums(const struct lane_sums *s, const char *sums, float step, float *to);
+// The only summand of a row.
+static void take_one(const struct lane_sums *s, const char *row, int64_t weight, float step,
+		     float *to)
+{
+	const uint16_t *narrow = (const uint16_t *)row;
+	const uint32_t *wide = (const uint32_t *)row;
 
-// Make a result of sums that programs have formed; `step`: of their lanes.
-void take_sums(const struct lane_sums *s, const char *sums, float step, float *to)
+	if (!s->wide && weight == 1)
+		for (uint64_t i = 0; i < s->dim; i++)
+			to[i] = (float)(narrow[i] - 0x8000) * step;
+	else if (!s->wide)
+		for (uint64_t i = 0; i < s->dim; i++)
+			to[i] = (float)((narrow[i] - 0x8000) * weight) * step;
+	else
+		for (uint64_t i = 0; i < s->dim; i++)
+			to[i] = (float)((int32_t)(wide[i] - 0x80000000) * weight) * step;
+}
+
+void take_sums(const struct lane_sums *s, const char *landed, const char *sums, float *to);
+
+// Make a result of the lanes that have landed, and of the sums of these that programs have formed.
+void take_sums(const struct lane_sums *s, const char *landed, const char *sums, float *to)
 {
 	struct filling f = filling_of(to, s->dim, s->maximum);
+	uint64_t part_bytes = 16 * s->words;
+	float most = 0;
 
+	for (uint32_t i = 0; i < s->ranks; i++)
+		most = s->steps[i] > most ? s->steps[i] : most;
+	most = (float)(most / s->scale);
 	for (uint64_t target = 0; target < s->targets; target++) {
-		int64_t first = s->indptr[target];
+		int64_t first = s->indptr[target], count = s->indptr[target + 1] - first;
 
 		fill_up_to(&f, s->numbers[target]);
-		if (!s->wide && s->indptr[target + 1] == first + 1)
-			take_narrow((const uint32_t *)(sums + first * s->blocks * s->words * 16),
-				    s->starts[first], step, s->dim, f.to);
+		if (!count)
+			take_one(s, landed + s->places[target], s->weights ? s->weights[target] : 1,
+				 (float)(s->steps[s->senders[target]] / s->scale), f.to);
+		else if (!s->wide && count == 1)
+			take_narrow((const uint32_t *)(sums + first * s->blocks * part_bytes),
+				    s->starts[first], most, s->dim, f.to);
 		else
-			take_portions(s, sums, target, step, f.to);
+			take_portions(s, sums, target, most, f.to);
 		f.to += s->dim;
 		f.next++;
 	}

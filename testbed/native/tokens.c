@@ -203,7 +203,6 @@ int tokens_send(struct tokens *t, const float *x)
 	t->meeting = !x;
 	t->flags = 0;
 	t->nonfinite = 0;
-	__atomic_store_n(&t->control->meeting, x ? 0 : t->seq, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&t->control->entered, t->seq, __ATOMIC_RELEASE);
 	pack(t, x, total);
 	if (t->flags & PINCH_FLAG_NONFINITE)
@@ -285,7 +284,6 @@ static int take(struct tokens *t, struct token_partner *p)
 	}
 	if (bad) { // as if they had not come
 		__atomic_fetch_sub(&t->control->complete[parity], 1, __ATOMIC_SEQ_CST);
-		__atomic_store_n(&t->control->added[parity], 0, __ATOMIC_SEQ_CST);
 		__atomic_fetch_sub(&peer->landed[parity], bad, __ATOMIC_SEQ_CST);
 		for (uint32_t number = 0; number < frames; number++) {
 			struct token_slot *slot = slot_at(t, pair->slot + number);
@@ -301,14 +299,10 @@ static int take(struct tokens *t, struct token_partner *p)
 		p->flags_in |= slot_at(t, pair->slot + number)->flags;
 	if (!p->rows_in || t->meeting)
 		return TOKENS_COMPLETE;
-	if (is_common(t)) {
-		float step;
-
-		memcpy(&step, landed_at(t, pair->slot) + rows, 4);
-		t->step = step > t->step ? step : t->step;
-	} else if (t->stepped) {
+	if (is_common(t))
+		memcpy(t->steps + p->rank, landed_at(t, pair->slot) + rows, 4);
+	else if (t->stepped)
 		memcpy(t->steps + p->first_row, landed_at(t, pair->slot) + rows, 4 * p->rows_in);
-	}
 	return TOKENS_COMPLETE;
 }
 
@@ -316,7 +310,6 @@ static int take_all(struct tokens *t)
 {
 	int result = TOKENS_COMPLETE;
 
-	t->step = 0;
 	for (uint32_t i = 0; i < t->config->partners; i++) {
 		struct token_partner *p = &t->partners[i];
 		int outcome;
@@ -347,23 +340,13 @@ static void forgive(struct tokens *t)
 	}
 }
 
-// Does the program still have to form sums?
-static bool is_adding(const struct tokens *t)
-{
-	const __u64 *added = &t->control->added[t->seq & 1];
-	uint64_t all = (uint64_t)t->seq << 32 | t->config->parts;
-
-	return t->config->parts && !t->meeting && __atomic_load_n(added, __ATOMIC_SEQ_CST) != all;
-}
-
-// Has everything landed, been added, if the program adds, and been sent? Without a doorbell, tokens
-// go on sending.
+// Has everything landed, and been sent? Without a doorbell, tokens go on sending.
 static bool is_done(const struct tokens *t)
 {
 	const uint32_t *complete = &t->control->complete[t->seq & 1];
 
 	return __atomic_load_n(complete, __ATOMIC_SEQ_CST) == t->config->partners &&
-	       !is_adding(t) && (t->doorbell < 0 || !unsent(t));
+	       (t->doorbell < 0 || !unsent(t));
 }
 
 int tokens_wait(struct tokens *t, int64_t ns);
@@ -412,6 +395,34 @@ int tokens_wait(struct tokens *t, int64_t ns)
 	}
 	t->wait_ns += now_ns() - start;
 	return result;
+}
+
+int tokens_add(struct tokens *t);
+
+// Let the program form all sums of what has landed. Returns an errno, or 0.
+int tokens_add(struct tokens *t)
+{
+	char frame[64] = {}; // it only has to be there
+	union bpf_attr a = { .test = {
+				     .prog_fd = t->adder,
+				     .repeat = 1,
+				     .data_in = (uintptr_t)frame,
+				     .data_size_in = sizeof(frame),
+			     } };
+	volatile uint32_t *added = &t->control->added;
+
+	*added = 0;
+	while (*added < t->config->parts) {
+		uint32_t before = *added;
+
+		if (syscall(SYS_bpf, BPF_PROG_TEST_RUN, &a, sizeof(a)) == 0) {
+			if (*added == before)
+				return EPROTO;
+		} else if (errno != EINTR) {
+			return errno;
+		}
+	}
+	return 0;
 }
 
 void tokens_open(struct tokens *t, uint32_t seq);

@@ -235,39 +235,45 @@ def fixed_aggregates(
     found = []
     for halo in halos:
         steps = [fixed_step(x[rows], bits) if len(rows) else 0.0 for rows in halo.sources]
-        most, sources = max(steps, default=0.0), np.concatenate(halo.sources)
-        lanes = np.concatenate(
-            [
-                _shifted(fixed_lanes(x[rows], step, bits), step, most)
-                for rows, step in zip(halo.sources, steps, strict=True)
-                if len(rows)
-            ]
-            or [np.zeros((0, dim), np.int64)]
-        )
-        assert len(lanes) == len(sources)
-        target = np.repeat(np.arange(halo.num_owned), np.diff(halo.indptr))
-        scale, summands = 1.0, lanes[halo.indices]
+        most, own = max(steps, default=0.0), np.repeat(steps, list(map(len, halo.sources)))
+        lanes = [np.zeros((0, dim), np.int64)]
+        for rows, step in zip(halo.sources, steps, strict=True):
+            if len(rows):
+                lanes.append(fixed_lanes(x[rows], step, bits))
+        each = np.concatenate(lanes)
+        scale, weights = 1.0, np.ones(len(halo.indices), np.int64)
         if aggregation == "weighted":
             assert halo.weights is not None
             weights, scale = integer_weights(halo.weights, bits)
-            summands = summands * weights[:, None]
-        out = np.full((halo.num_owned, dim), -np.inf if aggregation == "max" else 0, np.float32)
-        sums = np.full((halo.num_owned, dim), np.iinfo(np.int64).min, np.int64)
+        degree = np.diff(halo.indptr)
+        target = np.repeat(np.arange(halo.num_owned), degree)
+        summands = _shifted(each, own, most)[halo.indices] * weights[:, None]
+        sums = np.zeros((halo.num_owned, dim), np.int64)
         if aggregation == "max":
+            sums[:] = np.iinfo(np.int64).min
             np.maximum.at(sums, target, summands)
         else:
-            sums[:] = 0
             np.add.at(sums, target, summands)
-        some = np.diff(halo.indptr) > 0
-        out[some] = sums[some].astype(np.float32) * np.float32(most / scale)
+        out = sums.astype(np.float32) * np.float32(most / scale)
+        # Where there is nothing to add, lanes keep their steps.
+        edges = halo.indptr[:-1][degree == 1]
+        rows = halo.indices[edges]
+        factors = (own[rows] / scale).astype(np.float32)[:, None]
+        out[degree == 1] = (each[rows] * weights[edges, None]).astype(np.float32) * factors
+        out[degree == 0] = -np.inf if aggregation == "max" else 0
         found.append(out)
     return found
 
 
-def _shifted(lanes: NDArray[np.int64], step: float, most: float) -> NDArray[np.int64]:
-    """Lanes in a larger step, rounded half up."""
-    by = round(np.log2(most / step))
-    return lanes if not by else (lanes + (1 << (by - 1))) >> by if by < 62 else 0 * lanes
+def _shifted(
+    lanes: NDArray[np.int64], steps: NDArray[np.float64], most: float
+) -> NDArray[np.int64]:
+    """Lanes in a larger step, rounded half up.
+
+    :param steps: Of each row.
+    """
+    by = np.rint(np.log2(most / steps)).astype(np.int64).clip(max=40)[:, None]
+    return np.where(by > 0, (lanes + (1 << np.maximum(by - 1, 0))) >> by, lanes)
 
 
 def exact_aggregates(

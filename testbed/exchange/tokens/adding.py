@@ -23,9 +23,7 @@ __all__ = ["Adding", "Sums", "integer_weights"]
 _MOST = constant("TOKEN_PART")
 
 
-def integer_weights(
-    weights: NDArray[np.float32], bits: int
-) -> tuple[NDArray[np.int64], float]:
+def integer_weights(weights: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int64], float]:
     """Round weights to multiples of a power of two; whole weights that fit stay as they are.
 
     :param bits: Of the lanes that are multiplied. A portion has room for 15 weights, or more.
@@ -40,10 +38,11 @@ def integer_weights(
 
 @dataclass(frozen=True)
 class Adding:
-    """The sums that one rank's program forms.
+    """What one rank's program adds, and what rows of the result are made of.
 
     The summands of a vertex are divided into portions such that no sum overflows, and that none
-    takes long. A portion has a part, which is one sum, for each block of columns.
+    takes long. A portion has a part, which is one sum, for each block of columns. A vertex with one
+    summand has none: there is nothing to add.
 
     :param parts: ``struct token_part``; `edges`: ``struct token_edge``.
     :param weights: int64, by edge; empty without weights.
@@ -51,6 +50,9 @@ class Adding:
     :param numbers: int64: rows of the result that have summands.
     :param indptr: int64: the portions of each of these.
     :param starts: int64, by portion: what the sum of no lanes would be.
+    :param places: uint64, by row: at which byte its first summand lands.
+    :param senders: uint32, by row: who sends that.
+    :param firsts: int64, by row: its weight.
     """
 
     form: RowFormat
@@ -61,109 +63,123 @@ class Adding:
     numbers: NDArray[np.int64]
     indptr: NDArray[np.int64]
     starts: NDArray[np.int64]
+    places: NDArray[np.uint64]
+    senders: NDArray[np.uint32]
+    firsts: NDArray[np.int64]
 
     @classmethod
     def plan(cls, layout: Layout, halo: Halo, aggregation: Aggregation) -> Adding:
         """Find what to add where."""
         form, bits = layout.form, 8 * layout.form.lane_bytes
-        count = int(halo.indptr[-1])
-        weights, scale = np.ones(count, np.int64), 1.0
-        if aggregation == "weighted" and halo.weights is not None:
+        weighted, degree = aggregation == "weighted", np.diff(halo.indptr)
+        weights, scale = np.ones(len(halo.indices), np.int64), 1.0
+        if weighted and halo.weights is not None:
             weights, scale = integer_weights(halo.weights, bits)
-        numbers = np.flatnonzero(np.diff(halo.indptr))
-        first = _portions(halo.indptr[numbers], halo.indptr[numbers + 1], np.abs(weights), bits)
-        counts = np.diff(np.append(first, count))
-        half, full = 1 << (bits - 1), (1 << bits) - 1
-        begins = (
-            _sums(np.maximum(-weights, 0), first) * full
-            if aggregation == "weighted" and bits == 16
-            else np.zeros(len(first), np.int64)
+        several, numbers = np.flatnonzero(degree > 1), np.flatnonzero(degree)
+        first, last = _portions(
+            halo.indptr[several], halo.indptr[several + 1], np.abs(weights), bits
         )
-        total = np.ones(len(first), np.int64) if aggregation == "max" else _sums(weights, first)
-        blocks = form.blocks
+        half, full = 1 << (bits - 1), (1 << bits) - 1
+        start = np.zeros(len(first), np.int64)
+        if weighted and bits == 16:
+            start = _sums(np.maximum(-weights, 0), first, last) * full
+        total = 1 if aggregation == "max" else _sums(weights, first, last)
+        blocks, counts = form.blocks, last - first
         parts = np.zeros((len(first), blocks), dtype("token_part"))
         spans = np.repeat(counts, blocks)
-        parts["first"] = (np.cumsum(spans) - spans).reshape(-1, blocks)
-        parts["count"], parts["start"] = counts[:, None], begins[:, None]
+        before = np.cumsum(spans) - spans
+        parts["first"] = before.reshape(-1, blocks)
+        parts["count"], parts["start"] = counts[:, None], start[:, None]
         # A portion's edges come once for each block.
-        chosen = np.repeat(np.repeat(first, blocks), spans) + (
-            np.arange(spans.sum()) - np.repeat(parts["first"].reshape(-1).astype(np.int64), spans)
-        )
+        chosen = np.repeat(np.repeat(first, blocks) - before, spans) + np.arange(spans.sum())
         block = np.repeat(np.tile(np.arange(blocks), len(first)), spans)
+        ranks = np.repeat(
+            np.array([partner.rank for partner in layout.partners], np.uint32),
+            [partner.rows_in for partner in layout.partners],
+        )
+        edge = halo.indptr[numbers]
+        row = halo.indices[edge]
         return cls(
             form,
             parts.reshape(-1),
-            _edges(layout, halo.indices[chosen], block),
-            (weights[chosen] if aggregation == "weighted" else np.zeros(0)).astype(np.int64),
+            _edges(layout, ranks, halo.indices[chosen], block),
+            weights[chosen] if weighted else weights[:0],
             scale,
             numbers,
-            np.searchsorted(first, np.append(halo.indptr[numbers], count)).astype(np.int64),
-            begins + half * total,
+            np.append(np.searchsorted(first, edge), len(first)).astype(np.int64),
+            start + half * total,
+            4 * layout.offsets()[row].astype(np.uint64),
+            ranks[row],
+            weights[edge],
         )
 
 
 def _portions(
     begins: NDArray[np.int64], ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int
-) -> NDArray[np.int64]:
-    """Return the first edge of each portion: its weights add up to what fits into a sum."""
-    most = (1 << bits) - 1
-    if bits == 32:
-        most = (1 << 31) - 1  # a sum has a sign
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first edge of each portion, and the one behind its last: its weights add up to
+    what fits into a sum.
+    """
+    most = (1 << min(bits, 31)) - 1
     total = np.concatenate([[0], np.cumsum(weights)])
     fits = (ends - begins <= _MOST) & (total[ends] - total[begins] <= most)
-    found = [begins]
+    firsts, lasts = [begins[fits]], [ends[fits]]
     for begin, end in zip(begins[~fits], ends[~fits], strict=True):
         while begin < end:
             last = int(np.searchsorted(total, total[begin] + most, "right")) - 1
-            begin = min(last, begin + _MOST, end)
-            found.append(np.array([begin] if begin < end else [], np.int64))
-    return np.sort(np.concatenate(found)).astype(np.int64)
+            last = min(last, begin + _MOST, end)
+            firsts.append(np.array([begin]))
+            lasts.append(np.array([last]))
+            begin = last
+    first = np.concatenate(firsts).astype(np.int64)
+    order = np.argsort(first)
+    return first[order], np.concatenate(lasts).astype(np.int64)[order]
 
 
-def _sums(values: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.add.reduceat(values, first) if len(first) else np.zeros(0, np.int64)
+def _sums(
+    values: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    total = np.concatenate([[0], np.cumsum(values)])
+    sums: NDArray[np.int64] = total[last] - total[first]
+    return sums
 
 
-def _edges(layout: Layout, rows: NDArray[np.int32], block: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return where blocks of halo rows land."""
-    form = layout.form
-    slots, ranks, numbers = (
-        np.concatenate([np.zeros(0, np.int64), *each])
-        for each in zip(
-            *(
-                (
-                    np.full(partner.rows_in, partner.slot),
-                    np.full(partner.rows_in, partner.rank),
-                    np.arange(partner.rows_in),
-                )
-                for partner in layout.partners
-            ),
-            strict=True,
-        )
-    )
-    each = layout.room // (8 * form.words)  # blocks in a frame
-    frame, place = np.divmod(numbers[rows] * form.blocks + block, each)
+def _edges(
+    layout: Layout,
+    ranks: NDArray[np.uint32],
+    rows: NDArray[np.int32],
+    block: NDArray[np.int64],
+) -> NDArray[np.void]:
+    """Return where blocks of halo rows land.
+
+    :param ranks: By halo row, who sends it.
+    """
+    room = layout.room
+    places = 4 * layout.offsets()[rows].astype(np.int64) + block * 8 * layout.form.words
     edges = np.zeros(len(rows), dtype("token_edge"))
-    edges["slot"], edges["at"], edges["rank"] = slots[rows] + frame, place * form.words, ranks[rows]
+    edges["slot"], edges["at"], edges["rank"] = places // room, places % room // 8, ranks[rows]
     return edges
 
 
 class Sums:
-    """The sums that a program has formed, as rows of float32.
+    """Rows of float32, made of lanes that have landed and of the sums that a program has formed.
 
     :param memory: ``token_sums``.
+    :param steps: Of each rank's lanes.
     """
 
     def __init__(
-        self, adding: Adding, halo: Halo, aggregation: Aggregation, memory: NDArray[Any]
+        self,
+        adding: Adding,
+        halo: Halo,
+        aggregation: Aggregation,
+        memory: NDArray[Any],
+        steps: NDArray[np.float32],
     ) -> None:
-        self._adding = adding
+        self._arrays = adding, memory, steps  # kept alive because the structure points to them
         form = adding.form
-        self._halves = memory.reshape(2, -1)
         self._call = load("aggregate").take_sums
-        pointer = ctypes.c_void_p
-        self._call.argtypes = [pointer, pointer, ctypes.c_float, pointer]
-        self._call.restype = None
+        self._call.argtypes, self._call.restype = [ctypes.c_void_p] * 4, None
         self._struct = Struct(
             "lane_sums",
             rows=halo.num_owned,
@@ -172,16 +188,20 @@ class Sums:
             dim=form.dim,
             indptr=adding.indptr.ctypes.data,
             starts=adding.starts.ctypes.data,
+            places=adding.places.ctypes.data,
+            senders=adding.senders.ctypes.data,
+            weights=adding.firsts.ctypes.data if aggregation == "weighted" else 0,
+            steps=steps.ctypes.data,
+            scale=adding.scale,
+            ranks=len(steps),
             blocks=form.blocks,
             words=form.words,
             wide=form.lane_bytes == 4,
             maximum=aggregation == "max",
         )
 
-    def take(self, parity: int, step: float, out: Embeddings) -> None:
-        """Write the result of an exchange.
-
-        :param step: The largest of the senders'.
-        """
-        sums = self._halves[parity].ctypes.data
-        self._call(self._struct.address, sums, step / self._adding.scale, out.ctypes.data)
+    def take(self, landed: NDArray[np.uint8], out: Embeddings) -> None:
+        """Write the result of an exchange."""
+        _, memory, _ = self._arrays
+        addresses = landed.ctypes.data, memory.ctypes.data, out.ctypes.data
+        self._call(self._struct.address, *addresses)

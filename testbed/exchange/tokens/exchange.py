@@ -67,7 +67,7 @@ class Tokens(Exchange):
         self.port = port = TokenPort(Dispatcher.of(self.context), spec, self.layout, adding)
         self._recovery = Recovery(port, group.timeout)
         if adding:
-            self._sums = Sums(adding, halo, spec.aggregation, port.sums)
+            self._sums = Sums(adding, halo, spec.aggregation, port.sums, port.steps)
         else:
             self._adjacency = Adjacency(
                 *(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation),
@@ -104,7 +104,8 @@ class Tokens(Exchange):
         started = time.perf_counter()
         nonfinite = port.nonfinite
         if not nonfinite and spec.aggregate == "kernel":
-            self._sums.take(port.seq & 1, port.step, out)
+            port.add()
+            self._sums.take(port.landed, out)
         elif not nonfinite:
             self._adjacency.aggregate(port.landed, out, port.large)
         port.open_next()

@@ -56,7 +56,8 @@ class TokenPort(Closing):
     """Maps and programs of ``bpf/tokens.bpf.c``, and the functions of ``testbed/native/tokens.c``.
 
     :ivar landing: The data that has landed.
-    :ivar steps: float32: the steps of halo rows, as of the latest `wait` that was complete.
+    :ivar steps: float32: the steps of halo rows, or with fixed lanes of each rank's; as of the
+        latest `wait` that was complete.
     :param adding: What the program adds; None: the process adds.
     :raises KernelError: The kernel refused a program or map.
     """
@@ -107,7 +108,8 @@ class TokenPort(Closing):
             self.peers = maps["token_peers"].view(dtype("token_peer")).reshape(-1)
             self._slots = maps["token_slots"].view(dtype("token_slot")).reshape(2, -1)
             self.landing: NDArray[np.uint8] = maps["token_landing"].view(np.uint8)
-            self.steps = np.ones(max(spec.halo.num_halo, 1), np.float32)
+            count = spec.group.size if layout.form.is_fixed else spec.halo.num_halo
+            self.steps = np.zeros(max(count, 1), np.float32)
             if layout.outs:
                 maps["token_order"].view().reshape(-1)[: layout.outs] = layout.order
             self._socket = self._open.enter_context(_packet_socket())
@@ -147,6 +149,7 @@ class TokenPort(Closing):
         self._call.tokens_ask.argtypes = [pointer, u32, pointer, u32, u32]
         self._call.tokens_end.argtypes = [pointer, u32, u32]
         self._call.tokens_wait.argtypes = [pointer, ctypes.c_int64]
+        self._call.tokens_add.argtypes = [pointer]
         self._call.tokens_open.argtypes, self._call.tokens_open.restype = [pointer, u32], None
         return Struct(
             "tokens",
@@ -162,6 +165,7 @@ class TokenPort(Closing):
             source=self._source.value,
             link=self._socket.fileno(),
             doorbell=doorbell,
+            adder=self._object.programs["token_add"].fd,
             events=maps["token_events"].fd,
         )
 
@@ -185,6 +189,10 @@ class TokenPort(Closing):
         """Sleep until everything has landed, or something else has to be done."""
         found = self._call.tokens_wait(self._native.address, int(max(seconds, 0.0) * 1e9))
         return Waited(found)
+
+    def add(self) -> None:
+        """Let the program form all sums of what has landed."""
+        self._check(self._call.tokens_add(self._native.address), "adding")
 
     def ask(self, rank: int, numbers: Sequence[int], attempt: int) -> None:
         """Ask a rank for frames."""
@@ -219,11 +227,6 @@ class TokenPort(Closing):
         return bool(self._native.flags & constant("PINCH_FLAG_LARGE"))
 
     @property
-    def step(self) -> float:
-        """The largest step of fixed lanes in what has landed."""
-        return float(self._native.step)
-
-    @property
     def failed(self) -> int:
         """After `Waited.DIFFER`: a rank."""
         return int(self._native.failed)
@@ -253,10 +256,10 @@ class TokenPort(Closing):
         counts["sent_bytes"] += int(self._native.sent_bytes)
         return counts
 
-    def _check(self, code: int) -> None:
+    def _check(self, code: int, what: str = LINK) -> None:
         if code:
             me = self.group.me
-            raise CollectiveError(f"rank {self.group.rank} ({me.name}): {LINK}: {explain(code)}")
+            raise CollectiveError(f"rank {self.group.rank} ({me.name}): {what}: {explain(code)}")
 
     def close(self) -> None:
         """Unregister from the dispatcher, so that the group's frames count as foreign, and
@@ -314,7 +317,7 @@ def _sizes(adding: Adding | None) -> dict[str, int]:
         "token_parts": parts,
         "token_edges": edges,
         "token_weights": weights,
-        "token_sums": 2 * parts,
+        "token_sums": parts,
     }
 
 
