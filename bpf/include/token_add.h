@@ -30,11 +30,6 @@ struct token_gather {
 	__u8 shifts[RING_MAX_RANKS]; /* of each sender's lanes */
 };
 
-static __always_inline __u32 token_row_bytes(void)
-{
-	return 8 * (token_config.words < TOKEN_WORDS ? token_config.words : TOKEN_WORDS);
-}
-
 /* The words of a summand. */
 static __always_inline const __u64 *token_row(const struct token_gather *g, __u32 index,
 					      __u32 *rank)
@@ -49,8 +44,7 @@ static __always_inline const __u64 *token_row(const struct token_gather *g, __u3
 	at = 8 * edge->at;
 	*rank = edge->rank;
 	slot = bpf_map_lookup_elem(&token_landing, &number);
-	if (!slot || token_row_bytes() > token_config.room ||
-	    at > token_config.room - token_row_bytes())
+	if (!slot || at > token_config.farthest)
 		return NULL;
 	return slot + at;
 }

@@ -73,6 +73,7 @@ struct token_config {
 	__u32 stride;	/* frames for each that returns */
 	__u32 parts;	/* sums that the program forms; 0: the process adds */
 	__u32 words;	/* of lanes in each of their summands */
+	__u32 farthest; /* byte of a slot at which a summand may begin */
 	__u32 wide;	/* lanes have 32 bits, not 16 */
 	__u32 weighted; /* summands have weights */
 	__u32 maximum;	/* the largest summand is meant, not the sum */

@@ -76,7 +76,7 @@ class TokenPort(Closing):
             rings = layout.rings and dispatcher.rings
             self._config = _config(spec, layout, rings)
             if adding:
-                _configure(self._config, adding, spec)
+                _configure(self._config, adding, spec, layout.room)
             sizes = {
                 "token_outs": 2 * layout.outs,
                 "token_order": layout.outs,
@@ -300,9 +300,10 @@ def _config(spec: ExchangeSpec, layout: Layout, rings: bool) -> Struct:
     return config
 
 
-def _configure(config: Struct, adding: Adding, spec: ExchangeSpec) -> None:
+def _configure(config: Struct, adding: Adding, spec: ExchangeSpec, room: int) -> None:
     """Set what the program adds."""
     config.parts, config.words = len(adding.parts), adding.form.words
+    config.farthest = room - 8 * adding.form.words
     config.wide = adding.form.lane_bytes == 4
     config.weighted = spec.aggregation == "weighted"
     config.maximum = spec.aggregation == "max"
