@@ -3,16 +3,17 @@
  * summands of each sum from their slots, a slice of the sums each time it is run, so that no CPU is
  * occupied for long.
  *
- * Lanes are unsigned: what they mean, plus half of their range. A word has four of 16 bits or two
- * of 32; a sum has two words for it, with every other lane each, and so twice the bits for each
- * lane. Senders choose the step of their lanes, a power of two; lanes with a smaller one are
- * shifted to the largest. Reference model: testbed/protocol/token/adding.py.
+ * Lanes are unsigned: what they mean, plus half of their range. A word has four, of 15 bits in 16,
+ * or two, of 31 bits in 32, so that two words can be added as they are. A sum has two words for
+ * one, with every other lane each, and so twice the bits for each lane. Senders choose the step of
+ * their lanes, a power of two; lanes with a smaller one are shifted to the largest. Reference
+ * model: testbed/protocol/token/adding.py.
  */
 #pragma once
 
 #include "token_maps.h"
 
-#define TOKEN_BATCH 4 /* summands whose sum stays in registers */
+#define TOKEN_BATCH 8 /* summands whose sum stays in registers */
 
 MAPPED_ARRAY(token_parts, struct token_part);
 MAPPED_ARRAY(token_edges, struct token_edge);
@@ -106,9 +107,11 @@ static __always_inline long token_take_some(struct token_gather *g, __u32 first,
 		if (k >= words)
 			continue;
 #pragma clang loop unroll(full)
-		for (__u32 i = 0; i < count; i++) {
-			low += token_low(rows[i][k], wide);
-			high += token_high(rows[i][k], wide);
+		for (__u32 i = 0; i < count; i += 2) {
+			__u64 pair = rows[i][k] + (i + 1 < count ? rows[i + 1][k] : 0);
+
+			low += token_low(pair, wide);
+			high += token_high(pair, wide);
 		}
 		sum[2 * k] = low;
 		sum[2 * k + 1] = high;
@@ -125,7 +128,7 @@ struct token_shift {
 
 static __always_inline struct token_shift token_shift_of(__u32 by, const bool wide)
 {
-	__u32 bits = wide ? 32 : 16;
+	__u32 bits = wide ? TOKEN_WIDE_BITS : TOKEN_BITS;
 	__u64 half = 1ull << (bits - 1), lanes = token_each((half << 1) - 1, wide);
 
 	if (!by)
@@ -199,8 +202,16 @@ static __always_inline void token_begin(struct token_gather *g, __u32 count, con
 		token_take_some(g, g->edge, 2, wide, true);
 	else if (count == 3)
 		token_take_some(g, g->edge, 3, wide, true);
-	else
+	else if (count == 4)
 		token_take_some(g, g->edge, 4, wide, true);
+	else if (count == 5)
+		token_take_some(g, g->edge, 5, wide, true);
+	else if (count == 6)
+		token_take_some(g, g->edge, 6, wide, true);
+	else if (count == 7)
+		token_take_some(g, g->edge, 7, wide, true);
+	else
+		token_take_some(g, g->edge, 8, wide, true);
 }
 
 static long token_one(__u32 i, struct token_gather *g)

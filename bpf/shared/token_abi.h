@@ -28,9 +28,11 @@ enum token_size {
 	/* Bytes of a frame that the kernel makes of one page: 4096 without what it keeps there, 256
 	 * of headroom, 320 of struct skb_shared_info and at most 160 of struct xdp_page_head. */
 	TOKEN_PAGE = 3360,
-	TOKEN_WORDS = 16,   /* words of lanes that the program adds at once */
-	TOKEN_PART = 1024,  /* edges of a part, at most */
-	TOKEN_SLICE = 2048, /* edges that are added in one go, at most about this many */
+	TOKEN_WORDS = 16,     /* words of lanes that the program adds at once */
+	TOKEN_BITS = 15,      /* of a lane that is added, in 16 */
+	TOKEN_WIDE_BITS = 31, /* of one in 32 */
+	TOKEN_PART = 1024,    /* edges of a part, at most */
+	TOKEN_SLICE = 2048,   /* edges that are added in one go, at most about this many */
 };
 
 /* The lower half of a slot's word. */

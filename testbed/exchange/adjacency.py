@@ -62,6 +62,11 @@ class RowFormat:
         return 4 if self.lanes in ("float32", "fixed32") else 2
 
     @property
+    def lane_bits(self) -> int:
+        """Bits of a fixed lane, which leaves one."""
+        return constant("TOKEN_WIDE_BITS" if self.lane_bytes == 4 else "TOKEN_BITS")
+
+    @property
     def blocks(self) -> int:
         """Of fixed lanes: how often a program adds words of a row, as many as it can at once."""
         return -(-self.dim * self.lane_bytes // (8 * _WORDS))

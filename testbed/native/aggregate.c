@@ -186,16 +186,17 @@ static void take_one(const struct lane_sums *s, const char *row, int64_t weight,
 {
 	const uint16_t *narrow = (const uint16_t *)row;
 	const uint32_t *wide = (const uint32_t *)row;
+	const int32_t half = 1 << (TOKEN_BITS - 1), wide_half = 1 << (TOKEN_WIDE_BITS - 1);
 
 	if (!s->wide && weight == 1)
 		for (uint64_t i = 0; i < s->dim; i++)
-			to[i] = (float)(narrow[i] - 0x8000) * step;
+			to[i] = (float)(narrow[i] - half) * step;
 	else if (!s->wide)
 		for (uint64_t i = 0; i < s->dim; i++)
-			to[i] = (float)((narrow[i] - 0x8000) * weight) * step;
+			to[i] = (float)((narrow[i] - half) * weight) * step;
 	else
 		for (uint64_t i = 0; i < s->dim; i++)
-			to[i] = (float)((int32_t)(wide[i] - 0x80000000) * weight) * step;
+			to[i] = (float)((int32_t)(wide[i] - wide_half) * weight) * step;
 }
 
 void take_sums(const struct lane_sums *s, const char *landed, const char *sums, float *to);

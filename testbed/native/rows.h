@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "shared/rows_native_abi.h"
+#include "shared/token_abi.h"
 
 #define ROW_MOST 512 /* columns */
 #define ROWS_AHEAD \
@@ -77,11 +78,16 @@ ALWAYS bool is_fixed(enum row_lanes lanes)
 	return lanes == ROW_FIXED16 || lanes == ROW_FIXED32;
 }
 
-/* The step of a row's integers: the least for which no magnitude exceeds 2^15 (2^31) steps. The
- * limit makes that 2^15 - 1. Steps are normal numbers, as is 1 over each of rows in float32. */
+ALWAYS int lane_bits(enum row_lanes lanes)
+{
+	return lanes == ROW_FIXED32 ? TOKEN_WIDE_BITS : lanes == ROW_FIXED16 ? TOKEN_BITS : 16;
+}
+
+/* The step of a row's integers: the least for which no magnitude exceeds half of their range, from
+ * which the limit takes 1. Steps are normal numbers, as is 1 over each of rows in float32. */
 ALWAYS float row_step(uint32_t absmax, enum row_lanes lanes)
 {
-	int exponent = (int)(absmax >> 23), bits = lanes == ROW_FIXED32 ? 32 : 16;
+	int exponent = (int)(absmax >> 23), bits = lane_bits(lanes);
 
 	return power_of_two((exponent < bits ? bits : exponent) - 126 - (bits - 1));
 }
@@ -89,7 +95,8 @@ ALWAYS float row_step(uint32_t absmax, enum row_lanes lanes)
 /* A row becomes integers, multiples of `step`. */
 ALWAYS void scale_row(enum row_lanes lanes, const float *x, uint32_t n, char *to, float step)
 {
-	float most = lanes == ROW_FIXED32 ? 0x1p31f - 128 : 32767, scale = 1 / step;
+	uint32_t half = 1u << (lane_bits(lanes) - 1);
+	float most = (float)half - (lanes == ROW_FIXED32 ? 64 : 1), scale = 1 / step;
 	uint32_t *wide = (uint32_t *)to;
 	uint16_t *out = (uint16_t *)to;
 
@@ -101,9 +108,9 @@ ALWAYS void scale_row(enum row_lanes lanes, const float *x, uint32_t n, char *to
 		scaled = scaled > -most ? scaled : -most;
 		lane = (int32_t)rintf(scaled);
 		if (lanes == ROW_FIXED32)
-			wide[i] = lane ^ 0x80000000;
+			wide[i] = lane + half;
 		else
-			out[i] = lanes == ROW_FIXED16 ? lane ^ 0x8000 : lane;
+			out[i] = lanes == ROW_FIXED16 ? lane + half : lane;
 	}
 }
 
@@ -279,7 +286,7 @@ static uint32_t pack_large(const struct row_source *s, const float *x, int64_t r
 	float scaled[ROW_MOST], unit;
 	double sum[ROW_MOST] = {};
 	double most = 0;
-	int exponent, bits = s->lanes == ROW_FIXED32 ? 31 : 15;
+	int exponent;
 
 	for (int64_t k = a->indptr[row]; k < a->indptr[row + 1]; k++) {
 		const float *from = x + (size_t)a->indices[k] * s->dim;
@@ -301,7 +308,7 @@ static uint32_t pack_large(const struct row_source *s, const float *x, int64_t r
 		for (uint32_t i = 0; i < s->dim; i++)
 			scaled[i] = (float)(sum[i] / *step);
 		scale_row((enum row_lanes)s->lanes, scaled, s->dim, to, 1);
-		*step = power_of_two(exponent - bits);
+		*step = power_of_two(exponent - lane_bits((enum row_lanes)s->lanes) + 1);
 		return INFINITE - 1;
 	}
 	unit = power_of_two(exponent - LARGE);

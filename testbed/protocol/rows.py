@@ -3,7 +3,7 @@
 int16: each row has a step, the power of two that makes its largest magnitude less than 2**15 steps;
 a value that would round up to that is clamped. So the error of an element is at most one step,
 which is less than 2**-14 of the row's largest magnitude. bfloat16: the upper half of a float32,
-rounded to nearest, ties to even, and never to infinity. Fixed lanes, of 16 or 32 bits, are those
+rounded to nearest, ties to even, and never to infinity. Fixed lanes, of 15 or 31 bits, are those
 that programs add up: the rows of a message have one step.
 """
 
@@ -64,7 +64,8 @@ def fixed_step(rows: NDArray[np.float32], bits: int) -> float:
 
 def fixed_lanes(rows: NDArray[np.float32], step: float, bits: int) -> NDArray[np.int64]:
     """Return lanes, without the half of their range that is added on the wire."""
-    most = np.float32(32767 if bits == 16 else 2.0**31 - 128)
+    half = 1 << (bits - 1)
+    most = np.float32(half - (1 if bits < 24 else half >> 24))
     scaled = np.clip(rows * np.float32(1 / step), -most, most)
     lanes: NDArray[np.int64] = np.rint(scaled).astype(np.int64)
     return lanes

@@ -29,7 +29,7 @@ def integer_weights(weights: NDArray[np.float32], bits: int) -> tuple[NDArray[np
     :param bits: Of the lanes that are multiplied. A portion has room for 15 weights, or more.
     :returns: The multiples, and how many of them are 1.
     """
-    most = 1 << (24 if bits == 32 else 12)
+    most = 1 << (24 if bits > 16 else 12)
     largest = float(np.abs(weights).max(initial=0.0))
     whole = largest <= most and not (weights % 1).any()
     scale = 1.0 if whole or not largest else 2.0 ** np.floor(np.log2(most / largest))
@@ -70,18 +70,18 @@ class Adding:
     @classmethod
     def plan(cls, layout: Layout, halo: Halo, aggregation: Aggregation) -> Adding:
         """Find what to add where."""
-        form, bits = layout.form, 8 * layout.form.lane_bytes
+        form, bits = layout.form, layout.form.lane_bits
         weighted, degree = aggregation == "weighted", np.diff(halo.indptr)
         weights, scale = np.ones(len(halo.indices), np.int64), 1.0
         if weighted and halo.weights is not None:
             weights, scale = integer_weights(halo.weights, bits)
         several, numbers = np.flatnonzero(degree > 1), np.flatnonzero(degree)
         first, last = _portions(
-            halo.indptr[several], halo.indptr[several + 1], np.abs(weights), bits
+            halo.indptr[several], halo.indptr[several + 1], np.abs(weights), form
         )
         half, full = 1 << (bits - 1), (1 << bits) - 1
         start = np.zeros(len(first), np.int64)
-        if weighted and bits == 16:
+        if weighted and form.lane_bytes == 2:
             start = _sums(np.maximum(-weights, 0), first, last) * full
         total = 1 if aggregation == "max" else _sums(weights, first, last)
         blocks, counts = form.blocks, last - first
@@ -115,12 +115,15 @@ class Adding:
 
 
 def _portions(
-    begins: NDArray[np.int64], ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    weights: NDArray[np.int64],
+    form: RowFormat,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first edge of each portion, and the one behind its last: its weights add up to
     what fits into a sum.
     """
-    most = (1 << min(bits, 31)) - 1
+    most = (1 << (31 if form.lane_bytes == 4 else 16)) - 1
     total = np.concatenate([[0], np.cumsum(weights)])
     fits = (ends - begins <= _MOST) & (total[ends] - total[begins] <= most)
     firsts, lasts = [begins[fits]], [ends[fits]]

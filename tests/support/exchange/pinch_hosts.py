@@ -87,7 +87,7 @@ def assert_exact(
     if adder == "process":
         expected = float_aggregates(graph, x, kind, choice, travel)
     elif broadcast == "tokens":
-        expected = fixed_aggregates(graph, x, kind, bits, choice)
+        expected = fixed_aggregates(graph, x, kind, bits - 1, choice)
     else:
         expected = exact_aggregates(graph, x, kind, bits, guess, choice, width)
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
