@@ -32,7 +32,7 @@ enum token_size {
 	TOKEN_BITS = 15,      /* of a lane that is added, in 16 */
 	TOKEN_WIDE_BITS = 31, /* of one in 32 */
 	TOKEN_PART = 1024,    /* edges of a part, at most */
-	TOKEN_SLICE = 2048,   /* edges that are added in one go, at most about this many */
+	TOKEN_SLICE = 4096,   /* edges that are added in one go, at most about this many */
 };
 
 /* The lower half of a slot's word. */

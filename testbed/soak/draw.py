@@ -218,10 +218,10 @@ def _terms(random: Random) -> ExchangeOptions:
         "window": random.choice(WINDOWS),
         "halo": random.choice(HALOS),
         "broadcast": random.choice(BROADCASTS),
+        "aggregate": random.choice(ADDERS),
     }
     if chosen["broadcast"] == "tc":
         chosen["processing"] = random.choice(PROCESSING)
-        chosen["aggregate"] = random.choice(ADDERS)
         chosen["sums"] = random.choice(SUM_WIDTHS)
     return ExchangeOptions(**chosen)
 

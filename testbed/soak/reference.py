@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from testbed.collectives.ring.layout import Pace
 from testbed.comm.backend import Tensor, sum_bound
 from testbed.comm.options import SEGMENT, Lanes
-from testbed.exchange.adjacency import RowLanes
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.pinch.layout import is_packed
 from testbed.protocol.lanes import Lanes as LaneFormat
@@ -29,6 +28,7 @@ from testbed.testing.aggregates import (
     float_aggregates,
     magnitude,
     sent,
+    token_aggregates,
 )
 from testbed.testing.reference import agree, exact_sum
 
@@ -105,19 +105,17 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
         make_embeddings(scenario, index, number) for number in range(len(exchange.magnitudes))
     ]
     terms = exchange.terms
-    if terms.aggregate == "process":
-        lanes: RowLanes = (
-            "int16" if terms.broadcast == "tokens" and terms.lanes == "int16" else "float32"
-        )
-        floats = [
-            [
-                Answer(value)
-                for value in float_aggregates(graph, x, exchange.aggregation, terms.halo, lanes)
-            ]
-            for x in embeddings
-        ]
+    if terms.broadcast == "tokens" or terms.aggregate == "process":
+        found = []
+        for x in embeddings:
+            if terms.broadcast == "tokens":
+                how = exchange.aggregation, terms.lanes, terms.aggregate, terms.halo
+                results = token_aggregates(graph, x, *how)
+            else:
+                results = float_aggregates(graph, x, exchange.aggregation, terms.halo)
+            found.append([Answer(value) for value in results])
         for _ in range(exchange.times):
-            yield from floats
+            yield from found
         return
     travels: HasHalos = graph
     aggregation = exchange.aggregation

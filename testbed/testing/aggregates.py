@@ -10,15 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.comm.options import Lanes
 from testbed.exchange.adjacency import Adjacency, RowLanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.options import HaloChoice, SumWidth
+from testbed.exchange.options import Adder, HaloChoice, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
 from testbed.exchange.pinch.layout import HEADROOM, is_packed
 from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.exchange.tokens.adding import integer_weights
+from testbed.kernel.abi import constant
 from testbed.protocol.rows import fixed_lanes, fixed_step, pack_int16
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
@@ -35,6 +37,7 @@ __all__ = [
     "integers",
     "magnitude",
     "sent",
+    "token_aggregates",
 ]
 
 FLOAT32 = np.finfo(np.float32)
@@ -215,6 +218,25 @@ def float_aggregates(
         )
         found.append(out)
     return found
+
+
+def token_aggregates(
+    graph: Partitioned,
+    x: NDArray[np.float32],
+    aggregation: Aggregation,
+    lanes: Lanes,
+    adder: Adder | None,
+    choice: HaloChoice = "rows",
+) -> list[NDArray[np.float32]]:
+    """What each rank's `aggregate` must give where rows come by tokens, bit for bit.
+
+    :param lanes: The option.
+    """
+    if adder == "kernel":
+        bits = constant("TOKEN_BITS" if lanes == "int16" else "TOKEN_WIDE_BITS")
+        return fixed_aggregates(graph, x, aggregation, bits, choice)
+    travel: RowLanes = "int16" if lanes == "int16" else "float32"
+    return float_aggregates(graph, x, aggregation, choice, travel)
 
 
 def fixed_aggregates(

@@ -61,7 +61,7 @@ def test_specs_that_are_allowed() -> None:
         ({}, ("tokens", "process")),
         ({"aggregate": "process"}, ("tokens", "process")),
         ({"broadcast": "tc"}, ("tc", "kernel")),
-        ({"aggregate": "kernel"}, ("tc", "kernel")),
+        ({"aggregate": "kernel"}, ("tokens", "kernel")),
         ({"bound": 0.5}, ("tc", "kernel")),
         ({"sums": "packed"}, ("tc", "kernel")),
         ({"processing": "spread"}, ("tc", "kernel")),
@@ -78,10 +78,6 @@ def test_defaults_that_depend_on_other_options(options, found) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {"broadcast": "tokens", "aggregate": "kernel"},
-            "aggregate = kernel: needs broadcast = tc",
-        ),
         ({"broadcast": "tokens", "bound": 0.5}, "bound = 0.5: needs broadcast = tc"),
         ({"broadcast": "tokens", "sums": "packed"}, "sums = packed: needs broadcast = tc"),
         (

@@ -1,7 +1,7 @@
 """Rows as they travel: native code against the reference model, and what they add up to."""
 
 import ctypes
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -13,9 +13,10 @@ from testbed.exchange.adjacency import LARGE, Adjacency, RowFormat, RowLanes, ro
 from testbed.exchange.halo import Sums
 from testbed.exchange.interface import Aggregation
 from testbed.native import load
-from testbed.protocol.rows import ERRORS, pack_bfloat16, pack_int16
+from testbed.protocol.rows import ERRORS, fixed_lanes, fixed_step, pack_bfloat16, pack_int16
 
-LANES = get_args(RowLanes)
+LANES: tuple[RowLanes, ...] = ("float32", "bfloat16", "int16")
+FIXED: tuple[Literal["fixed16", "fixed32"], ...] = ("fixed16", "fixed32")
 MAX = np.finfo(np.float32).max
 Packed = tuple[float, NDArray[np.uint8], NDArray[np.float32]]
 
@@ -26,11 +27,16 @@ def pack(
     rows: NDArray[np.int64],
     sums: Sums | None = None,
     kind: Aggregation = "sum",
+    step: float = 1.0,
 ) -> Packed:
-    """The largest magnitude, the rows of a message, and their steps."""
+    """The largest magnitude, the rows of a message, and their steps.
+
+    :param step: Of fixed lanes.
+    """
     source = row_source(form, sums, kind)
+    source.step = step
     packed = np.full((len(rows), form.row_bytes), 0xEE, np.uint8)
-    steps = np.full(len(rows), np.nan, np.float32)
+    steps = np.full(len(rows), 0 if form.is_fixed else np.nan, np.float32)
     call = load("aggregate").pack
     call.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint64] + [ctypes.c_void_p] * 2
     call.restype = ctypes.c_uint32
@@ -66,6 +72,38 @@ def test_native_rows_are_those_of_the_reference(dim: int) -> None:
         assert np.array_equal(steps, unit)
 
 
+@pytest.mark.parametrize("dim", [1, 3, 64, 100, 512])
+@pytest.mark.parametrize("lanes", FIXED)
+def test_fixed_lanes_are_those_of_the_reference(lanes: RowLanes, dim: int) -> None:
+    form = RowFormat(lanes, dim, False)
+    draw = np.random.default_rng(1)
+    for low, high in ((-40, 38), (-2, 2), (-45, -40)):
+        x, rows = values(dim, dim, low, high)[2:], draw.permutation(38)[:33].astype(np.int64)
+        step = fixed_step(x[rows], form.lane_bits)
+        most, _, needed = pack(form, x, rows, step=2.0**-20)
+        assert (most, needed[0]) == (np.abs(x[rows]).max(), step)
+        _, packed, needed = pack(form, x, rows, step=step)
+        assert needed[0] == step
+        found = packed.view(np.uint16 if lanes == "fixed16" else np.uint32)[:, :dim]
+        half = 1 << (form.lane_bits - 1)
+        assert np.array_equal(found - float(half), fixed_lanes(x[rows], step, form.lane_bits))
+        error = np.abs((found.astype(np.float64) - half) * step - x[rows])
+        assert error.max() <= max(step, np.abs(x).max() * 2.0**-24)
+
+
+@pytest.mark.parametrize("lanes", FIXED)
+def test_fixed_sums_too_large_for_a_float32_have_a_step_of_their_own(lanes: RowLanes) -> None:
+    form, x = RowFormat(lanes, 2, False), np.array([[MAX, -MAX], [MAX, 1]], np.float32)
+    sums = make_sums("sum", [0, 1], [0, 2])
+    exact = x.astype(np.float64).sum(axis=0)
+    _, _, needed = pack(form, x, np.array([0]), sums)
+    _, packed, again = pack(form, x, np.array([0]), sums, step=needed[0])
+    assert needed[0] == again[0] == 2.0 ** (129 - form.lane_bits + 1)
+    found = packed.view(np.uint16 if lanes == "fixed16" else np.uint32)[0, :2]
+    error = np.abs((found - float(1 << (form.lane_bits - 1))) * needed[0] - exact)
+    assert error.max() <= max(needed[0], MAX * 2.0**-22)
+
+
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40)
 )
@@ -79,7 +117,7 @@ def test_the_error_of_an_element_is_bounded_by_its_row(row: list[float]) -> None
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("lanes", get_args(RowLanes))
 def test_values_that_are_not_finite_are_noticed(lanes: RowLanes, value: float) -> None:
     for dim in (1, 17, 64):
         x = values(dim, 3)

@@ -15,6 +15,7 @@ from tests.support.tiers import broad
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 
 TOKENS = {"broadcast": "tokens", "aggregate": "process"}
+ADDERS = ["process", "kernel"]
 MAX = np.finfo(np.float32).max
 FAULTS = [
     ["drop p=0.1", "duplicate p=0.1", "delay p=0.1 delay=2ms jitter=1ms"],
@@ -31,22 +32,42 @@ FAULTS = [
 ]
 
 
+def by(adder: str) -> dict[str, str]:
+    return {"broadcast": "tokens", "aggregate": adder}
+
+
 @pytest.fixture
 def hosts(fabric, workers) -> PinchHosts:
     return PinchHosts(fabric, workers)
 
 
-@pytest.mark.parametrize("adder", ["process", "kernel"])
+@pytest.mark.parametrize("adder", ADDERS)
 @pytest.mark.parametrize("lanes", ["int16", "int32"])
 @pytest.mark.parametrize("kind", broad(["weighted", "sum", "max"]))
 def test_rows_arrive_bit_for_bit(hosts, kind, lanes, adder, assert_nothing_left) -> None:
-    options = {"broadcast": "tokens", "aggregate": adder}
     for ranks, dim, halo in ((2, 64, "rows"), (4, 17, "cover"), (3, 512, "rows"), (4, 1, "cover")):
         graph = draw_partitioned(ranks, 500, 4000, ranks, hub=3000)
         inputs = [embeddings(turn, graph, dim) for turn in range(4)]
-        with hosts.open(graph, dim, kind, lanes, halo=halo, **options) as exchange:
+        with hosts.open(graph, dim, kind, lanes, halo=halo, **by(adder)) as exchange:
             exchange.check(inputs)
     assert_nothing_left()
+
+
+@pytest.mark.parametrize("adder", ADDERS)
+@pytest.mark.parametrize("halo", ["rows", "cover"])
+def test_ranks_of_other_magnitudes(hosts, halo, adder) -> None:
+    """Programs add lanes whose steps differ, from one sender to the next and from one exchange to
+    the next.
+    """
+    graph = draw_partitioned(0, 500, 4000, 4)
+    inputs = [embeddings(turn, graph, 24) for turn in range(5)]
+    for turn, x in enumerate(inputs):
+        for rank, each in enumerate(graph.halos):
+            x[each.owned] *= np.float32(2.0 ** ((turn - 2) * 3 * rank))
+    inputs.append(np.zeros_like(inputs[0]))
+    for kind in ("sum", "weighted", "max"):
+        with hosts.open(graph, 24, kind, halo=halo, **by(adder)) as exchange:
+            exchange.check(inputs, times=2)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +80,13 @@ def test_rows_arrive_bit_for_bit(hosts, kind, lanes, adder, assert_nothing_left)
 def test_other_mtus(hosts, mtu) -> None:
     """With the largest, tokens carry all frames but the first; else the kernel makes them."""
     graph = draw_partitioned(0, 2000, 15_000, 3)
-    for dim, lanes in ((5, "int16"), (512, "int32")):
-        with hosts.open(graph, dim, "weighted", lanes, **TOKENS) as exchange:
+    for dim, lanes, adder in (
+        (5, "int16", "process"),
+        (512, "int32", "process"),
+        (512, "int16", "kernel"),
+        (63, "int32", "kernel"),
+    ):
+        with hosts.open(graph, dim, "weighted", lanes, **by(adder)) as exchange:
             exchange.check([embeddings(turn, graph, dim) for turn in range(3)])
 
 
@@ -75,8 +101,8 @@ def test_other_mtus(hosts, mtu) -> None:
 def test_other_fabrics(hosts, settings) -> None:
     """A bridge cuts off what is behind a packet's end; in the stack, frames are not redirected."""
     graph = draw_partitioned(0, 2000, 15_000, 3)
-    for halo in ("rows", "cover"):
-        with hosts.open(graph, 64, "weighted", halo=halo, **TOKENS) as exchange:
+    for halo, adder in (("rows", "kernel"), ("cover", "process")):
+        with hosts.open(graph, 64, "weighted", halo=halo, **by(adder)) as exchange:
             exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
 
 
@@ -102,10 +128,22 @@ def test_ranks_without_vertices_or_partners(hosts) -> None:
             exchange.check([embeddings(turn, graph, 7) for turn in range(3)])
 
 
-@pytest.mark.parametrize("words", broad(FAULTS), ids=" ".join)
-def test_rows_arrive_under_faults(hosts, faults, words, assert_nothing_left) -> None:
+@pytest.mark.parametrize(
+    ("words", "adder"),
+    broad(
+        [
+            (FAULTS[0], "process"),
+            (FAULTS[2], "kernel"),
+            (FAULTS[0], "kernel"),
+            *((words, "process") for words in FAULTS[1:]),
+        ],
+        quick=2,
+    ),
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_rows_arrive_under_faults(hosts, faults, words, adder, assert_nothing_left) -> None:
     graph = draw_partitioned(0, 1500, 12_000, 4)
-    with hosts.open(graph, 64, "weighted", **TOKENS) as exchange:
+    with hosts.open(graph, 64, "weighted", **by(adder)) as exchange:
         with faults(*words, seed=3) as injected:
             turn = 0
             while turn < 3 or not all(entry.ended for entry in injected.timeline.log()):
@@ -119,14 +157,18 @@ def test_rows_arrive_under_faults(hosts, faults, words, assert_nothing_left) -> 
 @pytest.mark.parametrize(
     ("kind", "halo"), [("sum", "rows"), ("max", "cover")], ids=lambda value: value
 )
-@pytest.mark.parametrize("broadcast", ["tokens", "tc"])
-def test_what_is_not_finite_is_an_error_where_it_is_needed(hosts, kind, halo, broadcast) -> None:
+@pytest.mark.parametrize(
+    ("broadcast", "adder"), [("tokens", "process"), ("tokens", "kernel"), ("tc", "process")]
+)
+def test_what_is_not_finite_is_an_error_where_it_is_needed(
+    hosts, kind, halo, broadcast, adder
+) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
     x = embeddings(0, graph, 3)
     bad = x.copy()
     sender = graph.halos[1]
     bad[sender.owned[sender.sends[0][0]], 1] = -np.inf
-    options = {"broadcast": broadcast, "aggregate": "process"}
+    options = {"broadcast": broadcast, "aggregate": adder}
     with hosts.open(graph, 3, kind, halo=halo, **options) as exchange:
         exchange.check([x])
         results = exchange.aggregate([bad])[0]
@@ -136,15 +178,16 @@ def test_what_is_not_finite_is_an_error_where_it_is_needed(hosts, kind, halo, br
             exchange.check([x])
 
 
+@pytest.mark.parametrize("adder", ADDERS)
 @pytest.mark.parametrize("lanes", ["int16", "int32"])
-def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, lanes) -> None:
+def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, lanes, adder) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
     x = np.full((60, 3), 1.0, np.float32)
     x[::2] = MAX
     x[1::2, 1] = -MAX
     weights = np.abs(np.concatenate([halo.weights for halo in graph.halos])).sum()
     for halo in ("rows", "cover"):
-        with hosts.open(graph, 3, "max", lanes, halo=halo, **TOKENS) as exchange:
+        with hosts.open(graph, 3, "max", lanes, halo=halo, **by(adder)) as exchange:
             for rank, result in enumerate(exchange.aggregate([x])[0]):
                 assert isinstance(result, np.ndarray), result
                 some = np.diff(graph.halos[rank].indptr) > 0

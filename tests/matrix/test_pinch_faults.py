@@ -32,7 +32,7 @@ FACTORS = {
     "lanes": ["int16", "int32"],
     "kind": ["sum", "weighted", "max"],
     "processing": ["spread", "pinned"],
-    "aggregate": ["kernel", "process", "tokens"],
+    "aggregate": ["kernel", "process", "tokens", "tokens, kernel"],
     "halo": ["rows", "cover"],
     "dim": [1, 64, 512],
     **FAULTS,
@@ -54,7 +54,7 @@ CELLS = [
         **WORST,
     },
     {
-        "aggregate": "process",
+        "aggregate": "tokens, kernel",
         "halo": "cover",
         "switch": "xdp",
         "ranks": 4,
@@ -125,8 +125,9 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
     inputs = [embeddings(turn, graph, cell["dim"]) for turn in range(TURNS)]
     hosts = PinchHosts(fabric, workers)
     options = {name: cell[name] for name in OPTIONS & cell.keys()}
-    if options["aggregate"] == "tokens":
-        options |= {"broadcast": "tokens", "aggregate": "process"}
+    if options["aggregate"].startswith("tokens"):
+        adder = "kernel" if options["aggregate"].endswith("kernel") else "process"
+        options |= {"broadcast": "tokens", "aggregate": adder, "processing": "pinned"}
     with hosts.open(graph, cell["dim"], cell["kind"], cell["lanes"], **options) as exchange:
         before = exchange.measures()["sent"]
         with faults(*(words for _, words in wanted), seed=seed) as injected:

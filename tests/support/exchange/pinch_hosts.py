@@ -10,14 +10,13 @@ from testbed.comm.group import GroupSpec, Lanes, make_groups
 from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
 from testbed.datapath import set_datapath
-from testbed.exchange.adjacency import RowLanes
 from testbed.exchange.interface import Aggregation, ExchangeSpec
 from testbed.exchange.options import Adder, Broadcast, HaloChoice, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
 from testbed.protocol.scale import ScaleGuess
-from testbed.testing.aggregates import exact_aggregates, fixed_aggregates, float_aggregates
+from testbed.testing.aggregates import exact_aggregates, float_aggregates, token_aggregates
 from testbed.testing.graphs import Partitioned
 from testbed.worker import WorkerContext, Workers
 from tests.support.exchange import hosts
@@ -82,13 +81,12 @@ def assert_exact(
 
     :param guess: See `exact_aggregates`; `choice` likewise.
     """
-    travel: RowLanes = "int16" if broadcast == "tokens" and lanes == "int16" else "float32"
-    bits = 16 if lanes == "int16" else 32
-    if adder == "process":
-        expected = float_aggregates(graph, x, kind, choice, travel)
-    elif broadcast == "tokens":
-        expected = fixed_aggregates(graph, x, kind, bits - 1, choice)
+    if broadcast == "tokens":
+        expected = token_aggregates(graph, x, kind, lanes, adder, choice)
+    elif adder == "process":
+        expected = float_aggregates(graph, x, kind, choice)
     else:
+        bits = 16 if lanes == "int16" else 32
         expected = exact_aggregates(graph, x, kind, bits, guess, choice, width)
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
