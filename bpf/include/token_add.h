@@ -18,14 +18,13 @@
 MAPPED_ARRAY(token_parts, struct token_part);
 MAPPED_ARRAY(token_edges, struct token_edge);
 MAPPED_ARRAY(token_weights, __s64); /* by edge */
-MAPPED_BUFFER(token_sums);	    /* `parts` of each parity */
+MAPPED_BUFFER(token_sums);	    /* by part */
 
 /* A slice. */
 struct token_gather {
 	__u32 first;		     /* slot of this exchange */
-	__u32 part;		     /* which is formed next */
-	__u32 sum;		     /* which is formed */
-	__u32 edge;		     /* the next one */
+	__u32 part;		     /* the one whose sum is formed */
+	__u32 edge;		     /* its next one */
 	__s32 left;		     /* edges before the slice ends, at most about so many */
 	__u32 shifted;		     /* some lanes have a smaller step than others */
 	__u8 shifts[RING_MAX_RANKS]; /* of each sender's lanes */
@@ -52,9 +51,7 @@ static __always_inline const __u64 *token_row(const struct token_gather *g, __u3
 
 static __always_inline __u64 *token_sum_of(const struct token_gather *g)
 {
-	__u32 index = g->sum;
-
-	return bpf_map_lookup_elem(&token_sums, &index);
+	return bpf_map_lookup_elem(&token_sums, &g->part);
 }
 
 /* Every other lane of a word, in fields of twice the width. */
@@ -227,42 +224,53 @@ static long token_one(__u32 i, struct token_gather *g)
 	return wide ? token_take(i, g, true, false, false) : token_take(i, g, false, false, false);
 }
 
-/* Form the next sum; 1: the slice ends. */
-static long token_add_part(__u32 i, struct token_gather *g)
+/* Form a sum of summands with the same step, without weights. */
+static __always_inline void token_add_plain(struct token_gather *g, __u32 count)
 {
-	struct token_part *part = bpf_map_lookup_elem(&token_parts, &g->part);
-	__u64 *sum, words = token_config.words, start;
-	__u32 count;
+	__u32 some = (count - 1) % TOKEN_BATCH + 1;
 
-	g->sum = g->part;
-	sum = token_sum_of(g);
-	if (!part || !sum)
-		return 1;
-	g->edge = part->first;
-	count = part->count < TOKEN_PART ? part->count : TOKEN_PART;
-	g->part++;
-	g->left -= count;
-	if (!g->shifted && !token_config.weighted && !token_config.maximum) {
-		__u32 some = (count - 1) % TOKEN_BATCH + 1;
+	if (token_config.wide)
+		token_begin(g, some, true);
+	else
+		token_begin(g, some, false);
+	g->edge += some;
+	if (count > some)
+		bpf_loop((count - some) / TOKEN_BATCH, token_batch, g, 0);
+}
 
-		if (token_config.wide)
-			token_begin(g, some, true);
-		else
-			token_begin(g, some, false);
-		g->edge += some;
-		if (count > some)
-			bpf_loop((count - some) / TOKEN_BATCH, token_batch, g, 0);
-		return g->left <= 0;
-	}
-	start = token_each(part->start, token_config.wide);
+static __always_inline void token_add_any(struct token_gather *g, __u32 count, __u32 start)
+{
+	__u64 *sum = token_sum_of(g), words = token_config.words;
+	__u64 each = token_each(start, token_config.wide);
+
+	if (!sum)
+		return;
 #pragma clang loop unroll(full)
 	for (__u64 k = 0; k < TOKEN_WORDS; k++) {
 		if (k >= words)
 			continue;
-		sum[2 * k] = start;
-		sum[2 * k + 1] = start;
+		sum[2 * k] = each;
+		sum[2 * k + 1] = each;
 	}
 	bpf_loop(count, token_one, g, 0);
+}
+
+/* Form the next sum; 1: the slice ends. */
+static long token_add_part(__u32 i, struct token_gather *g)
+{
+	struct token_part *part = bpf_map_lookup_elem(&token_parts, &g->part);
+	__u32 count;
+
+	if (!part)
+		return 1;
+	g->edge = part->first;
+	count = part->count < TOKEN_PART ? part->count : TOKEN_PART;
+	if (g->shifted || token_config.weighted || token_config.maximum)
+		token_add_any(g, count, part->start);
+	else
+		token_add_plain(g, count);
+	g->part++;
+	g->left -= count;
 	return g->left <= 0;
 }
 

@@ -137,6 +137,7 @@ class TokenPort(Closing):
             entry["rank"], entry["first_row"] = partner.rank, first
             entry["rows_out"], entry["rows"] = len(rows), rows.ctypes.data
             entry["rows_in"], entry["like"] = partner.rows_in, partner.like
+            entry["step"] = 1.0  # a guess
             first += partner.rows_in
             partner_of[partner.out :][: partner.frames_out] = index
         addresses = {
