@@ -4,6 +4,7 @@ timed iterations.
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,9 @@ from scipy.sparse import csr_array
 
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
-from testbed.comm.group import Lanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
-from testbed.exchange.options import HaloChoice
+from testbed.exchange.options import ExchangeOptions, HaloChoice
 from testbed.exchange.registry import open_exchange
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
@@ -29,14 +29,12 @@ __all__ = [
     "open_rank",
     "prepare_case",
     "run_turn",
+    "tolerance_of",
 ]
 
 LARGEST = 100  # magnitude of a value
 _LINE = 64  # bytes of a cache line
-TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
-"""Tolerance per summand; with 16 bits, slightly more than half a step. Values are whole numbers, so
-a sum with one summand too many or too few is off by at least 1.
-"""
+_NARROW = 0.6 * 2.0**7 / 32767  # slightly more than half a step
 
 
 @dataclass
@@ -82,12 +80,22 @@ def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
     )
 
 
+def tolerance_of(terms: ExchangeOptions, exchanges: Sequence[str]) -> float:
+    """Tolerance per summand. Values are whole numbers, so a sum with one summand too many or too
+    few is off by at least 1.
+    """
+    if "tcp-push-16" in exchanges or (terms.dtype or terms.lanes) == "int16":
+        return _NARROW
+    return LARGEST * 2.0**-9 if terms.dtype == "bfloat16" else 1e-4
+
+
 def prepare_case(
-    context: WorkerContext, halo: Halo, dim: int, seed: int, lanes: Lanes, choice: HaloChoice
+    context: WorkerContext, halo: Halo, dim: int, seed: int, tolerance: float, choice: HaloChoice
 ) -> None:
     """Make a rank's inputs, and the results that it must get.
 
     :param halo: Without partial sums.
+    :param tolerance: For each summand.
     :param choice: What travels. A partial sum weighs less than twice its number of summands
         (`testbed.exchange.pinch.partial_sums`).
     """
@@ -96,9 +104,8 @@ def prepare_case(
     shape = halo.num_owned, halo.num_halo
     exact = csr_array((np.ones(len(halo.indices)), halo.indices, halo.indptr), shape) @ received
     summands = np.diff(halo.indptr)[:, None] * (2 if choice == "cover" else 1)
-    tolerance = TOLERANCES[lanes] * (1 + summands)
     inputs = _aligned(x), _aligned(-x)
-    context.keep(Work(inputs, _aligned(x), exact, tolerance))
+    context.keep(Work(inputs, _aligned(x), exact, tolerance * (1 + summands)))
 
 
 def _aligned(x: Embeddings) -> Embeddings:

@@ -238,7 +238,12 @@ class Session(Stacked):
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
         terms = options.terms
-        inputs = {"dim": case.dim, "seed": options.seed, "lanes": terms.lanes, "choice": terms.halo}
+        inputs = {
+            "dim": case.dim,
+            "seed": options.seed,
+            "tolerance": calls.tolerance_of(terms, names),
+            "choice": terms.halo,
+        }
         self._call(calls.prepare_case, [{"halo": halo, **inputs} for halo in case.halos])
         self._ranks = len(case.halos)
         for name in names:

@@ -16,7 +16,7 @@ from testbed.comm.group import GroupSpec
 from testbed.core.errors import SpecError
 from testbed.core.tables import checked, path_of
 from testbed.exchange.adjacency import Adjacency
-from testbed.exchange.options import Adder, Broadcast, ExchangeTerms, Processing, SumWidth
+from testbed.exchange.options import Adder, Broadcast, ExchangeTerms, Processing, RowType, SumWidth
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
@@ -74,13 +74,14 @@ class ExchangeSpec:
     processing: Processing = "pinned"
     aggregate: Adder | None = None
     sums: SumWidth = "wide"
+    dtype: RowType | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:
             raise SpecError(f"exchange: dim = {self.dim}: must be 1..{MAX_DIM}")
         terms = {key: getattr(self, key) for key in ExchangeTerms.model_fields}
         found = checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
-        for key in ("broadcast", "aggregate"):
+        for key in ("broadcast", "aggregate", "dtype"):
             object.__setattr__(self, key, getattr(found, key))
         if self.bound is not None and self.aggregation == "max":
             raise SpecError(

@@ -11,6 +11,7 @@ from testbed.comm.options import GroupOptions, Window
 from testbed.core.tables import Table
 
 __all__ = [
+    "ROW_TYPES",
     "Adder",
     "Broadcast",
     "ExchangeOptions",
@@ -18,14 +19,22 @@ __all__ = [
     "HaloChoice",
     "HaloOptions",
     "Processing",
+    "RowType",
     "SumWidth",
 ]
 
 Processing = Literal["spread", "pinned"]
 Adder = Literal["kernel", "process"]
 Broadcast = Literal["tc", "tokens"]
+RowType = Literal["int16", "int32", "bfloat16", "float32"]
 HaloChoice = Literal["rows", "cover"]
 SumWidth = Literal["wide", "packed"]
+
+ROW_TYPES: dict[Adder, tuple[RowType, ...]] = {
+    "process": ("int16", "bfloat16", "float32"),
+    "kernel": ("int16", "int32"),
+}
+"""What rows may travel as by tokens, by who adds them."""
 
 
 class HaloOptions(Table):
@@ -82,6 +91,14 @@ class ExchangeTerms(Table):
             " default: process with tokens, kernel with tc"
         ),
     )
+    dtype: RowType | None = Field(
+        default=None,
+        description=(
+            "what the elements of rows travel as by tokens: int16, with a step for each row,"
+            " bfloat16 or float32; with aggregate = kernel int16 or int32, with a step for each"
+            " message; default: int16. With broadcast = tc there is the option lanes"
+        ),
+    )
     sums: SumWidth = Field(
         default="wide",
         description=(
@@ -101,12 +118,23 @@ class ExchangeTerms(Table):
             chosen["broadcast"] = "tc" if _needs_tc(chosen) else "tokens"
         if chosen.get("aggregate") is None:
             chosen["aggregate"] = "kernel" if chosen["broadcast"] == "tc" else "process"
+        if chosen.get("dtype") is None and chosen["broadcast"] == "tokens":
+            chosen["dtype"] = "int16"
         return chosen
 
     @model_validator(mode="after")
     def _what_fits(self) -> Self:
         if self.broadcast == "tokens" and (needs := _needs_tc(self.model_dump())):
             raise ValueError(f"{needs}: needs broadcast = tc")
+        if self.dtype is not None:
+            if self.broadcast == "tc":
+                raise ValueError(f"dtype = {self.dtype}: needs broadcast = tokens; tc has lanes")
+            allowed = ROW_TYPES[self.aggregate or "process"]
+            if self.dtype not in allowed:
+                raise ValueError(
+                    f"dtype = {self.dtype}: must be {', '.join(allowed[:-1])} or {allowed[-1]}"
+                    f" with aggregate = {self.aggregate}"
+                )
         if self.bound is not None and self.aggregate == "process":
             raise ValueError(
                 "bound: aggregate must be kernel, where sums stay from one exchange to the next"

@@ -9,6 +9,7 @@ from testbed.comm.options import SEGMENT, CollectiveOptions, Lanes, RecoveryFrom
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import (
+    ROW_TYPES,
     Adder,
     Broadcast,
     ExchangeOptions,
@@ -223,6 +224,8 @@ def _terms(random: Random) -> ExchangeOptions:
     if chosen["broadcast"] == "tc":
         chosen["processing"] = random.choice(PROCESSING)
         chosen["sums"] = random.choice(SUM_WIDTHS)
+    else:
+        chosen["dtype"] = random.choice(ROW_TYPES[chosen["aggregate"]])
     return ExchangeOptions(**chosen)
 
 

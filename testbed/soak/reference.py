@@ -109,7 +109,7 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
         found = []
         for x in embeddings:
             if terms.broadcast == "tokens":
-                how = exchange.aggregation, terms.lanes, terms.aggregate, terms.halo
+                how = exchange.aggregation, terms.dtype, terms.aggregate, terms.halo
                 results = token_aggregates(graph, x, *how)
             else:
                 results = float_aggregates(graph, x, exchange.aggregation, terms.halo)

@@ -128,7 +128,8 @@ class Exchange:
 
     def __str__(self) -> str:
         scale = "known" if self.known else "agreed"
-        lanes, window, processing = self.terms.lanes, self.terms.window, self.terms.processing
+        lanes = self.terms.dtype or self.terms.lanes
+        window, processing = self.terms.window, self.terms.processing
         terms = (
             f"pinch, {self.terms.broadcast}, {lanes}, window {window}, {processing}, aggregate"
             f" {self.terms.aggregate}, sums {self.terms.sums}, halo {self.terms.halo},"

@@ -10,18 +10,23 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.comm.options import Lanes
 from testbed.exchange.adjacency import Adjacency, RowLanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.options import Adder, HaloChoice, SumWidth
+from testbed.exchange.options import Adder, HaloChoice, RowType, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
 from testbed.exchange.pinch.layout import HEADROOM, is_packed
 from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.exchange.tokens.adding import integer_weights
 from testbed.kernel.abi import constant
-from testbed.protocol.rows import fixed_lanes, fixed_step, pack_int16
+from testbed.protocol.rows import (
+    fixed_lanes,
+    fixed_step,
+    pack_bfloat16,
+    pack_int16,
+    unpack_bfloat16,
+)
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
 from testbed.testing.reference import agree
@@ -210,6 +215,8 @@ def float_aggregates(
     if lanes == "int16":
         words, steps = pack_int16(x)
         x = words * steps[:, None]  # exact: steps are powers of two
+    elif lanes == "bfloat16":
+        x = unpack_bfloat16(pack_bfloat16(x))
     found = []
     for halo in halos:
         out = np.empty((halo.num_owned, dim), np.float32)
@@ -224,19 +231,19 @@ def token_aggregates(
     graph: Partitioned,
     x: NDArray[np.float32],
     aggregation: Aggregation,
-    lanes: Lanes,
+    dtype: RowType | None,
     adder: Adder | None,
     choice: HaloChoice = "rows",
 ) -> list[NDArray[np.float32]]:
     """What each rank's `aggregate` must give where rows come by tokens, bit for bit.
 
-    :param lanes: The option.
+    :param dtype: As what rows travel; None: the default.
     """
     if adder == "kernel":
-        bits = constant("TOKEN_BITS" if lanes == "int16" else "TOKEN_WIDE_BITS")
+        bits = constant("TOKEN_WIDE_BITS" if dtype == "int32" else "TOKEN_BITS")
         return fixed_aggregates(graph, x, aggregation, bits, choice)
-    travel: RowLanes = "int16" if lanes == "int16" else "float32"
-    return float_aggregates(graph, x, aggregation, choice, travel)
+    lanes: RowLanes = "int16" if dtype is None or dtype == "int32" else dtype
+    return float_aggregates(graph, x, aggregation, choice, lanes)
 
 
 def fixed_aggregates(

@@ -79,6 +79,18 @@ def test_defaults_that_depend_on_other_options(options, found) -> None:
     ("options", "text"),
     [
         ({"broadcast": "tokens", "bound": 0.5}, "bound = 0.5: needs broadcast = tc"),
+        (
+            {"broadcast": "tc", "dtype": "int16"},
+            "dtype = int16: needs broadcast = tokens; tc has lanes",
+        ),
+        (
+            {"dtype": "int32"},
+            "dtype = int32: must be int16, bfloat16 or float32 with aggregate = process",
+        ),
+        (
+            {"dtype": "float32", "aggregate": "kernel"},
+            "dtype = float32: must be int16 or int32 with aggregate = kernel",
+        ),
         ({"broadcast": "tokens", "sums": "packed"}, "sums = packed: needs broadcast = tc"),
         (
             {"aggregate": "process", "bound": 0.5},

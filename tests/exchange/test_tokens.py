@@ -16,6 +16,13 @@ pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 
 TOKENS = {"broadcast": "tokens", "aggregate": "process"}
 ADDERS = ["process", "kernel"]
+WAYS = [
+    ("process", "int16"),
+    ("kernel", "int16"),
+    ("process", "float32"),
+    ("kernel", "int32"),
+    ("process", "bfloat16"),
+]
 MAX = np.finfo(np.float32).max
 FAULTS = [
     ["drop p=0.1", "duplicate p=0.1", "delay p=0.1 delay=2ms jitter=1ms"],
@@ -32,8 +39,8 @@ FAULTS = [
 ]
 
 
-def by(adder: str) -> dict[str, str]:
-    return {"broadcast": "tokens", "aggregate": adder}
+def by(adder: str, dtype: str = "int16") -> dict[str, str]:
+    return {"broadcast": "tokens", "aggregate": adder, "dtype": dtype}
 
 
 @pytest.fixture
@@ -41,14 +48,13 @@ def hosts(fabric, workers) -> PinchHosts:
     return PinchHosts(fabric, workers)
 
 
-@pytest.mark.parametrize("adder", ADDERS)
-@pytest.mark.parametrize("lanes", ["int16", "int32"])
+@pytest.mark.parametrize(("adder", "dtype"), WAYS)
 @pytest.mark.parametrize("kind", broad(["weighted", "sum", "max"]))
-def test_rows_arrive_bit_for_bit(hosts, kind, lanes, adder, assert_nothing_left) -> None:
+def test_rows_arrive_bit_for_bit(hosts, kind, adder, dtype, assert_nothing_left) -> None:
     for ranks, dim, halo in ((2, 64, "rows"), (4, 17, "cover"), (3, 512, "rows"), (4, 1, "cover")):
         graph = draw_partitioned(ranks, 500, 4000, ranks, hub=3000)
         inputs = [embeddings(turn, graph, dim) for turn in range(4)]
-        with hosts.open(graph, dim, kind, lanes, halo=halo, **by(adder)) as exchange:
+        with hosts.open(graph, dim, kind, halo=halo, **by(adder, dtype)) as exchange:
             exchange.check(inputs)
     assert_nothing_left()
 
@@ -80,13 +86,13 @@ def test_ranks_of_other_magnitudes(hosts, halo, adder) -> None:
 def test_other_mtus(hosts, mtu) -> None:
     """With the largest, tokens carry all frames but the first; else the kernel makes them."""
     graph = draw_partitioned(0, 2000, 15_000, 3)
-    for dim, lanes, adder in (
-        (5, "int16", "process"),
-        (512, "int32", "process"),
-        (512, "int16", "kernel"),
-        (63, "int32", "kernel"),
+    for dim, adder, dtype in (
+        (5, "process", "int16"),
+        (512, "process", "float32"),
+        (512, "kernel", "int16"),
+        (63, "kernel", "int32"),
     ):
-        with hosts.open(graph, dim, "weighted", lanes, **by(adder)) as exchange:
+        with hosts.open(graph, dim, "weighted", **by(adder, dtype)) as exchange:
             exchange.check([embeddings(turn, graph, dim) for turn in range(3)])
 
 
@@ -178,16 +184,15 @@ def test_what_is_not_finite_is_an_error_where_it_is_needed(
             exchange.check([x])
 
 
-@pytest.mark.parametrize("adder", ADDERS)
-@pytest.mark.parametrize("lanes", ["int16", "int32"])
-def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, lanes, adder) -> None:
+@pytest.mark.parametrize(("adder", "dtype"), WAYS)
+def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, adder, dtype) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
     x = np.full((60, 3), 1.0, np.float32)
     x[::2] = MAX
     x[1::2, 1] = -MAX
     weights = np.abs(np.concatenate([halo.weights for halo in graph.halos])).sum()
     for halo in ("rows", "cover"):
-        with hosts.open(graph, 3, "max", lanes, halo=halo, **by(adder)) as exchange:
+        with hosts.open(graph, 3, "max", halo=halo, **by(adder, dtype)) as exchange:
             for rank, result in enumerate(exchange.aggregate([x])[0]):
                 assert isinstance(result, np.ndarray), result
                 some = np.diff(graph.halos[rank].indptr) > 0

@@ -128,6 +128,8 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
     if options["aggregate"].startswith("tokens"):
         adder = "kernel" if options["aggregate"].endswith("kernel") else "process"
         options |= {"broadcast": "tokens", "aggregate": adder, "processing": "pinned"}
+        if cell["lanes"] == "int32":
+            options["dtype"] = "int32" if adder == "kernel" else "float32"
     with hosts.open(graph, cell["dim"], cell["kind"], cell["lanes"], **options) as exchange:
         before = exchange.measures()["sent"]
         with faults(*(words for _, words in wanted), seed=seed) as injected:

@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokens"]
 
-_LANES: dict[tuple[str | None, str], RowLanes] = {
-    ("process", "int16"): "int16",
-    ("process", "int32"): "float32",
-    ("kernel", "int16"): "fixed16",
-    ("kernel", "int32"): "fixed32",
+_LANES: dict[str | None, dict[str | None, RowLanes]] = {
+    "process": {"int16": "int16", "bfloat16": "bfloat16", "float32": "float32"},
+    "kernel": {"int16": "fixed16", "int32": "fixed32"},
 }
-"""By who adds, and by an option."""
+"""By who adds, and by `ExchangeTerms.dtype`."""
 
 
 class Tokens(Exchange):
@@ -49,7 +47,7 @@ class Tokens(Exchange):
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
-        lanes = _LANES[spec.aggregate, spec.group.lanes]
+        lanes = _LANES[spec.aggregate][spec.dtype]
         form = RowFormat.of(lanes, spec.dim, spec.halo)
         native = not context.fabric_plan.generic
         self.layout = Layout.plan(form, spec.halo, spec.group.mtu, native)

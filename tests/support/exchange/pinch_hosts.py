@@ -11,7 +11,7 @@ from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
-from testbed.exchange.options import Adder, Broadcast, HaloChoice, SumWidth
+from testbed.exchange.options import Adder, Broadcast, HaloChoice, RowType, SumWidth
 from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
@@ -76,13 +76,14 @@ def assert_exact(
     adder: Adder = "kernel",
     width: SumWidth = "wide",
     broadcast: Broadcast = "tc",
+    dtype: RowType | None = None,
 ) -> None:
     """Check that every rank has the sums of its lanes, or of rows, bit for bit.
 
     :param guess: See `exact_aggregates`; `choice` likewise.
     """
     if broadcast == "tokens":
-        expected = token_aggregates(graph, x, kind, lanes, adder, choice)
+        expected = token_aggregates(graph, x, kind, dtype, adder, choice)
     elif adder == "process":
         expected = float_aggregates(graph, x, kind, choice)
     else:
@@ -113,6 +114,7 @@ class Opened(Closing):
         self.adder: Adder = options.get("aggregate", "kernel")
         self.width: SumWidth = options.get("sums", "wide")
         self.broadcast: Broadcast = options.get("broadcast", "tc")
+        self.dtype: RowType | None = options.get("dtype")
         self.open = False
         self.guess = ScaleGuess(slack=SLACK)
         window = {"window": options.pop("window")} if "window" in options else {}
@@ -159,6 +161,7 @@ class Opened(Closing):
                 self.adder,
                 self.width,
                 self.broadcast,
+                self.dtype,
             )
 
     def measures(self) -> dict[str, float]:
