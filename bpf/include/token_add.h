@@ -25,6 +25,7 @@ struct token_gather {
 	__u32 first;		     /* slot of this exchange */
 	__u32 part;		     /* the one whose sum is formed */
 	__u32 edge;		     /* its next one */
+	__u64 start;		     /* of its sum, in each field */
 	__s32 left;		     /* edges before the slice ends, at most about so many */
 	__u32 shifted;		     /* some lanes have a smaller step than others */
 	__u8 shifts[RING_MAX_RANKS]; /* of each sender's lanes */
@@ -99,7 +100,8 @@ static __always_inline long token_take_some(struct token_gather *g, __u32 first,
 	}
 #pragma clang loop unroll(full)
 	for (__u64 k = 0; k < TOKEN_WORDS; k++) {
-		__u64 low = begin ? 0 : sum[2 * k], high = begin ? 0 : sum[2 * k + 1];
+		__u64 low = begin ? g->start : sum[2 * k];
+		__u64 high = begin ? g->start : sum[2 * k + 1];
 
 		if (k >= words)
 			continue;
@@ -224,7 +226,22 @@ static long token_one(__u32 i, struct token_gather *g)
 	return wide ? token_take(i, g, true, false, false) : token_take(i, g, false, false, false);
 }
 
-/* Form a sum of summands with the same step, without weights. */
+static __always_inline void token_start(const struct token_gather *g)
+{
+	__u64 *sum = token_sum_of(g), words = token_config.words;
+
+	if (!sum)
+		return;
+#pragma clang loop unroll(full)
+	for (__u64 k = 0; k < TOKEN_WORDS; k++) {
+		if (k >= words)
+			continue;
+		sum[2 * k] = g->start;
+		sum[2 * k + 1] = g->start;
+	}
+}
+
+/* Begin a sum with summands that have the same step and weights of 1. */
 static __always_inline void token_add_plain(struct token_gather *g, __u32 count)
 {
 	__u32 some = (count - 1) % TOKEN_BATCH + 1;
@@ -236,41 +253,30 @@ static __always_inline void token_add_plain(struct token_gather *g, __u32 count)
 	g->edge += some;
 	if (count > some)
 		bpf_loop((count - some) / TOKEN_BATCH, token_batch, g, 0);
-}
-
-static __always_inline void token_add_any(struct token_gather *g, __u32 count, __u32 start)
-{
-	__u64 *sum = token_sum_of(g), words = token_config.words;
-	__u64 each = token_each(start, token_config.wide);
-
-	if (!sum)
-		return;
-#pragma clang loop unroll(full)
-	for (__u64 k = 0; k < TOKEN_WORDS; k++) {
-		if (k >= words)
-			continue;
-		sum[2 * k] = each;
-		sum[2 * k + 1] = each;
-	}
-	bpf_loop(count, token_one, g, 0);
+	g->edge += count - some;
 }
 
 /* Form the next sum; 1: the slice ends. */
 static long token_add_part(__u32 i, struct token_gather *g)
 {
 	struct token_part *part = bpf_map_lookup_elem(&token_parts, &g->part);
-	__u32 count;
+	__u32 count, plain;
 
 	if (!part)
 		return 1;
 	g->edge = part->first;
+	g->start = token_each(part->start, token_config.wide);
 	count = part->count < TOKEN_PART ? part->count : TOKEN_PART;
-	if (g->shifted || token_config.weighted || token_config.maximum)
-		token_add_any(g, count, part->start);
-	else
-		token_add_plain(g, count);
-	g->part++;
+	plain = part->plain < count ? part->plain : count;
 	g->left -= count;
+	if (plain && !g->shifted && !token_config.maximum) {
+		token_add_plain(g, plain);
+		count -= plain;
+	} else {
+		token_start(g);
+	}
+	bpf_loop(count, token_one, g, 0);
+	g->part++;
 	return g->left <= 0;
 }
 

@@ -111,7 +111,7 @@ struct token_part {
 	__u32 first; /* edge */
 	__u32 count;
 	__u32 start; /* what a sum of 16-bit lanes begins with, so that it never falls below 0 */
-	__u32 pad;
+	__u32 plain; /* edges with a weight of 1, the first ones */
 };
 
 /* A summand: where its words land. */

@@ -14,9 +14,9 @@ from testbed.exchange.adjacency import Adjacency, RowLanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import Adder, HaloChoice, RowType, SumWidth
+from testbed.exchange.partial_sums import scaled_sums
 from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
 from testbed.exchange.pinch.layout import HEADROOM, is_packed
-from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.exchange.tokens.adding import integer_weights
 from testbed.kernel.abi import constant
@@ -260,7 +260,9 @@ def fixed_aggregates(
     """
     halos, dim = graph.halos_of(choice), x.shape[1]
     if choice == "cover":
-        x = Travelling(halos, aggregation).rows(graph, x, aggregation)
+        travels = Travelling.of(graph, aggregation)
+        x = travels.rows(graph, x, aggregation)
+        halos, aggregation = travels.halos, travels.aggregation
     found = []
     for halo in halos:
         steps = [fixed_step(x[rows], bits) if len(rows) else 0.0 for rows in halo.sources]

@@ -61,7 +61,7 @@ def test_sums_of_what_lands_are_the_result(kind, lanes, dim, mtu) -> None:
             Edge(*map(int, edge), int(weight))
             for edge, weight in zip(adding.edges, weights, strict=True)
         ]
-        parts = [Part(*map(int, part.tolist()[:3])) for part in adding.parts]
+        parts = [Part(*map(int, part)) for part in adding.parts]
         assert max(part.count for part in parts) <= constant("TOKEN_PART")
         exponents = {
             other: int(step.view(np.uint32)) >> 23 for other, step in enumerate(steps) if step

@@ -89,6 +89,11 @@ def test_sums_equal_the_reference_models(form: Form) -> None:
         )
         for _ in range(parts[-1].first + parts[-1].count)
     ]
+    for number, part in enumerate(parts if form.weighted else ()):
+        plain = chance.choice((0, part.count, chance.randint(0, part.count)))
+        parts[number] = replace(part, plain=plain)
+        for place in range(part.first, part.first + plain):
+            edges[place] = edges[place]._replace(weight=1)
     if form.weighted and not form.wide:
         below = [
             sum(max(-edge.weight, 0) for edge in edges[part.first : part.first + part.count])
@@ -96,10 +101,12 @@ def test_sums_equal_the_reference_models(form: Form) -> None:
         ]
         most = (1 << form.bits) - 1
         parts = [replace(part, start=each * most) for part, each in zip(parts, below, strict=True)]
+    if not form.weighted:
+        parts = [replace(part, plain=part.count) for part in parts]
     with loaded(form, len(parts), len(edges)) as program:
         maps = program.maps
         table = maps["token_parts"].view(dtype("token_part")).reshape(-1)
-        for name in ("first", "count", "start"):
+        for name in ("first", "count", "start", "plain"):
             table[name] = [getattr(part, name) for part in parts]
         table = maps["token_edges"].view(dtype("token_edge")).reshape(-1)
         for name in ("slot", "at", "rank"):

@@ -22,6 +22,7 @@ from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
 from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.partial_sums import scaled_sums
 from testbed.exchange.pinch.cache import SLACK as CACHE_SLACK
 from testbed.exchange.pinch.cache import Cache
 from testbed.exchange.pinch.fixed_point import (
@@ -33,7 +34,6 @@ from testbed.exchange.pinch.fixed_point import (
 )
 from testbed.exchange.pinch.landings import Landings, frame_bound
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle, is_packed
-from testbed.exchange.pinch.partial_sums import scaled_sums
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.recovery import Recovery
 from testbed.exchange.pinch.vertex_tables import make_tables

@@ -26,12 +26,12 @@ _MOST = constant("TOKEN_PART")
 def integer_weights(weights: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int64], float]:
     """Round weights to multiples of a power of two; whole weights that fit stay as they are.
 
-    :param bits: Of the lanes that are multiplied. A portion has room for 15 weights, or more.
+    :param bits: Of the lanes that are multiplied.
     :returns: The multiples, and how many of them are 1.
     """
     most = 1 << (24 if bits > 16 else 12)
     largest = float(np.abs(weights).max(initial=0.0))
-    whole = largest <= most and not (weights % 1).any()
+    whole = largest <= (1 << 16) - 1 and not (weights % 1).any()
     scale = 1.0 if whole or not largest else 2.0 ** np.floor(np.log2(most / largest))
     return np.rint(weights.astype(np.float64) * scale).astype(np.int64), float(scale)
 
@@ -90,8 +90,11 @@ class Adding:
         before = np.cumsum(spans) - spans
         parts["first"] = before.reshape(-1, blocks)
         parts["count"], parts["start"] = counts[:, None], start[:, None]
-        # A portion's edges come once for each block.
+        parts["plain"] = _sums((weights == 1).astype(np.int64), first, last)[:, None]
+        # A portion's edges come once for each block, those with a weight of 1 first.
         chosen = np.repeat(np.repeat(first, blocks) - before, spans) + np.arange(spans.sum())
+        portion = np.repeat(np.arange(len(parts) * blocks), spans)
+        chosen = chosen[np.lexsort((weights[chosen] != 1, portion))]
         block = np.repeat(np.tile(np.arange(blocks), len(first)), spans)
         ranks = np.repeat(
             np.array([partner.rank for partner in layout.partners], np.uint32),

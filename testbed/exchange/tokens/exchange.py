@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from testbed.comm.affinity import apply_affinity
@@ -13,6 +14,7 @@ from testbed.datapath.dispatcher import Dispatcher
 from testbed.exchange.adjacency import Adjacency, RowFormat, RowLanes
 from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.partial_sums import scaled_sums
 from testbed.exchange.tokens.adding import Adding, Sums
 from testbed.exchange.tokens.layout import Layout
 from testbed.exchange.tokens.port import TokenPort
@@ -47,8 +49,10 @@ class Tokens(Exchange):
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
-        lanes = _LANES[spec.aggregate][spec.dtype]
-        form = RowFormat.of(lanes, spec.dim, spec.halo)
+        form = RowFormat.of(_LANES[spec.aggregate][spec.dtype], spec.dim, spec.halo)
+        if form.is_fixed:  # partial sums travel in the range of rows
+            halo, aggregation = scaled_sums(spec.halo, spec.aggregation)
+            spec = self.spec = replace(spec, halo=halo, aggregation=aggregation)
         native = not context.fabric_plan.generic
         self.layout = Layout.plan(form, spec.halo, spec.group.mtu, native)
         self.port: TokenPort | None = None

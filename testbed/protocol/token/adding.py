@@ -23,6 +23,7 @@ class Part:
     first: int
     count: int
     start: int = 0
+    plain: int = 0
 
 
 class Edge(NamedTuple):
