@@ -43,6 +43,7 @@ LAYERS = (
 )
 
 SHARED_NAMES = {
+    "adding": "sums that programs form of rows that have landed",
     "calls": "functions that the controller calls in workers",
     "delay_line": "the process that sends delayed frames when they are due; how punctual it is",
     "exchange": "one rank of pinch: by clones of frames, by tokens",

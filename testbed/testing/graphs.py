@@ -74,19 +74,25 @@ class Partitioned:
         )
 
     def float32_bounds(
-        self, x: NDArray[np.float32], aggregation: Aggregation
+        self, x: NDArray[np.float32], aggregation: Aggregation, share: float = 0.0
     ) -> list[NDArray[np.float64]]:
         """Largest error of each of these if it is computed in float32, in any order.
+
+        :param share: The error with which elements travel, as a share of the largest magnitude of
+            their row, which may be a partial sum.
 
         ``gamma(n) * sum of magnitudes`` for n products and their sum (Higham, Accuracy and
         Stability of Numerical Algorithms, 2nd ed., section 3.1).
         """
-        if aggregation == "max":
-            return self.split(np.zeros(x.shape))
         target, _, weight = self.remote
         magnitude = np.abs(weight) if aggregation == "weighted" else np.ones(len(weight))
+        absolute = np.abs(x.astype(np.float64))
+        largest = np.broadcast_to(absolute.max(axis=1, keepdims=True), x.shape)
+        travelling = share * self._sums(largest, magnitude) if share else np.zeros(x.shape)
+        if aggregation == "max":
+            return self.split(travelling)
         k = UNIT * np.bincount(target, minlength=len(self.owner))[:, None]
-        return self.split(k / (1 - k) * self._sums(np.abs(x.astype(np.float64)), magnitude))
+        return self.split(travelling + k / (1 - k) * self._sums(absolute, magnitude))
 
     def _sums(self, x: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
         target, source, _ = self.remote

@@ -108,7 +108,8 @@ class Member:
             stride=config.stride,
         )
         for other in range(config.ranks):
-            made.pairs[other] = tuple(config.pairs[other])
+            for name, value in config.pairs[other]._asdict().items():
+                made.pairs[other][name] = value
             made.peers[other] = net_peer(endpoint(config.rank), endpoint(other))
         sizes = {
             "token_outs": 2 * config.outs,

@@ -14,11 +14,9 @@ from testbed.comm.group import GroupSpec, make_groups
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
 from testbed.exchange.options import HaloChoice
-from testbed.exchange.pinch.fixed_point import Numbers
-from testbed.exchange.pinch.layout import RowLayout
-from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
+from testbed.protocol.rows import ERRORS
 from testbed.testing.graphs import Partitioned
 from testbed.worker import Workers
 from tests.support.exchange import calls
@@ -52,17 +50,8 @@ def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Boun
 
 
 def pinch_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
-    """Error bounds with int32 lanes, the default of groups: the size of frames does not matter."""
-    layout = RowLayout.plan(x.shape[1], 32, 1500)
-    absmax = float(np.abs(x).max(initial=0))
-    numbers = [
-        Numbers(layout, kind, make_tables(halo, layout, kind).scale, halved=False)
-        for halo in graph.halos
-    ]
-    bounds = [
-        each.error_bound(halo, absmax) for each, halo in zip(numbers, graph.halos, strict=True)
-    ]
-    return [np.broadcast_to(bound, (len(bound), x.shape[1])) for bound in bounds]
+    """Error bounds with rows of int16, the default."""
+    return graph.float32_bounds(x, kind, ERRORS["int16"])
 
 
 #: Largest error of an exchange's aggregates; exchanges that are not listed compute in float32.
