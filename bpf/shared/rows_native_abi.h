@@ -52,9 +52,9 @@ struct lane_sums {
 	const __s64 *starts;  /* of each portion: what the sum of nothing would be */
 	const __u64 *places;  /* of each target: where its summand is, if it has one */
 	const __u32 *senders; /* of each target's summand */
-	const __s64 *weights; /* of each target's summand; or NULL */
+	const __s64 *weights; /* of each target's summand */
 	const float *steps;   /* of the lanes of each sender */
-	double scale;	      /* how many weights are 1 */
+	const double *scales; /* of each target: how many weights are 1 */
 	__u32 ranks;	      /* number of steps */
 	__u32 blocks;	      /* sums of each portion: so many words of lanes have one */
 	__u32 words;	      /* of lanes, in a sum */

@@ -137,27 +137,32 @@ static void take_narrow(const uint32_t *sums, uint32_t start, float step, uint64
 		to[i] = (float)(int32_t)(sums[place_of(i, false)] - start) * step;
 }
 
+// What a row's portions add up to, as upper and lower halves: with weights it may exceed 64 bits.
+struct total {
+	int64_t upper[ROW_MOST];
+	uint64_t lower[ROW_MOST];
+};
+
 ALWAYS void take_portion(const struct lane_sums *s, bool wide, const char *sums, uint64_t portion,
-			 bool first, int64_t *result)
+			 struct total *total)
 {
-	uint64_t lanes = s->words * (wide ? 2 : 4);
-	int64_t start = s->starts[portion];
+	uint64_t lanes = s->words * (wide ? 2 : 4), start = s->starts[portion];
 
 	for (uint64_t done = 0; done < s->dim; done += lanes, sums += 16 * s->words) {
 		uint64_t count = s->dim - done < lanes ? s->dim - done : lanes;
-		int64_t *to = result + done;
 
 		for (uint64_t i = 0; i < count; i++) {
 			uint64_t place = place_of(i, wide);
-			int64_t lane = wide ? ((const int64_t *)sums)[place] - start
+			int64_t lane = wide ? (int64_t)(((const uint64_t *)sums)[place] - start)
 					    : (int32_t)(((const uint32_t *)sums)[place] - start);
+			int64_t *upper = &total->upper[done + i];
 
-			if (first)
-				to[i] = lane;
-			else if (s->maximum)
-				to[i] = lane > to[i] ? lane : to[i];
-			else
-				to[i] += lane;
+			if (s->maximum) {
+				*upper = lane > *upper ? lane : *upper;
+			} else {
+				*upper += lane >> 32;
+				total->lower[done + i] += (uint32_t)lane;
+			}
 		}
 	}
 }
@@ -166,18 +171,23 @@ ALWAYS void take_portion(const struct lane_sums *s, bool wide, const char *sums,
 static void take_portions(const struct lane_sums *s, const char *sums, uint64_t target, float step,
 			  float *to)
 {
-	int64_t first = s->indptr[target], result[ROW_MOST];
+	double unit = s->maximum ? 1 : 0x1p32;
+	struct total total;
 
-	for (int64_t k = first; k < s->indptr[target + 1]; k++) {
+	for (uint64_t i = 0; i < s->dim; i++) {
+		total.upper[i] = s->maximum ? INT64_MIN : 0;
+		total.lower[i] = 0;
+	}
+	for (int64_t k = s->indptr[target]; k < s->indptr[target + 1]; k++) {
 		const char *from = sums + k * s->blocks * s->words * 16;
 
 		if (s->wide)
-			take_portion(s, true, from, k, k == first, result);
+			take_portion(s, true, from, k, &total);
 		else
-			take_portion(s, false, from, k, k == first, result);
+			take_portion(s, false, from, k, &total);
 	}
 	for (uint64_t i = 0; i < s->dim; i++)
-		to[i] = (float)result[i] * step;
+		to[i] = (float)((double)total.upper[i] * unit + (double)total.lower[i]) * step;
 }
 
 // The only summand of a row.
@@ -193,10 +203,10 @@ static void take_one(const struct lane_sums *s, const char *row, int64_t weight,
 			to[i] = (float)(narrow[i] - half) * step;
 	else if (!s->wide)
 		for (uint64_t i = 0; i < s->dim; i++)
-			to[i] = (float)((narrow[i] - half) * weight) * step;
+			to[i] = (float)((double)(narrow[i] - half) * weight) * step;
 	else
 		for (uint64_t i = 0; i < s->dim; i++)
-			to[i] = (float)((int32_t)(wide[i] - wide_half) * weight) * step;
+			to[i] = (float)((double)(int32_t)(wide[i] - wide_half) * weight) * step;
 }
 
 void take_sums(const struct lane_sums *s, const char *landed, const char *sums, float *to);
@@ -210,19 +220,19 @@ void take_sums(const struct lane_sums *s, const char *landed, const char *sums, 
 
 	for (uint32_t i = 0; i < s->ranks; i++)
 		most = s->steps[i] > most ? s->steps[i] : most;
-	most = (float)(most / s->scale);
 	for (uint64_t target = 0; target < s->targets; target++) {
 		int64_t first = s->indptr[target], count = s->indptr[target + 1] - first;
+		float step = count ? most : s->steps[s->senders[target]];
 
+		step = (float)(step / s->scales[target]);
 		fill_up_to(&f, s->numbers[target]);
 		if (!count)
-			take_one(s, landed + s->places[target], s->weights ? s->weights[target] : 1,
-				 (float)(s->steps[s->senders[target]] / s->scale), f.to);
+			take_one(s, landed + s->places[target], s->weights[target], step, f.to);
 		else if (!s->wide && count == 1)
 			take_narrow((const uint32_t *)(sums + first * s->blocks * part_bytes),
-				    s->starts[first], most, s->dim, f.to);
+				    s->starts[first], step, s->dim, f.to);
 		else
-			take_portions(s, sums, target, most, f.to);
+			take_portions(s, sums, target, step, f.to);
 		f.to += s->dim;
 		f.next++;
 	}

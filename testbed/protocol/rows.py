@@ -18,6 +18,7 @@ __all__ = [
     "fixed_step",
     "pack_bfloat16",
     "pack_int16",
+    "shifted",
     "unpack_bfloat16",
 ]
 
@@ -69,3 +70,12 @@ def fixed_lanes(rows: NDArray[np.float32], step: float, bits: int) -> NDArray[np
     scaled = np.clip(rows * np.float32(1 / step), -most, most)
     lanes: NDArray[np.int64] = np.rint(scaled).astype(np.int64)
     return lanes
+
+
+def shifted(lanes: NDArray[np.int64], by: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return fixed lanes in steps that are ``2**by`` times as large, rounded to nearest, half up.
+
+    :param lanes: Without the half of their range that is added on the wire.
+    """
+    by = np.minimum(by, 40)  # all of a lane's bits, and more
+    return np.where(by > 0, lanes + (1 << np.maximum(by - 1, 0)) >> by, lanes)

@@ -18,13 +18,14 @@ from testbed.exchange.partial_sums import scaled_sums
 from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
 from testbed.exchange.pinch.layout import HEADROOM, is_packed
 from testbed.exchange.pinch.vertex_tables import weight_scale
-from testbed.exchange.tokens.adding import integer_weights
+from testbed.exchange.tokens.adding import Weights
 from testbed.kernel.abi import constant
 from testbed.protocol.rows import (
     fixed_lanes,
     fixed_step,
     pack_bfloat16,
     pack_int16,
+    shifted,
     unpack_bfloat16,
 )
 from testbed.protocol.scale import ScaleGuess
@@ -260,9 +261,7 @@ def fixed_aggregates(
     """
     halos, dim = graph.halos_of(choice), x.shape[1]
     if choice == "cover":
-        travels = Travelling.of(graph, aggregation)
-        x = travels.rows(graph, x, aggregation)
-        halos, aggregation = travels.halos, travels.aggregation
+        x = Travelling.of(graph, aggregation).rows(graph, x, aggregation)
     found = []
     for halo in halos:
         steps = [fixed_step(x[rows], bits) if len(rows) else 0.0 for rows in halo.sources]
@@ -272,39 +271,30 @@ def fixed_aggregates(
             if len(rows):
                 lanes.append(fixed_lanes(x[rows], step, bits))
         each = np.concatenate(lanes)
-        scale, weights = 1.0, np.ones(len(halo.indices), np.int64)
-        if aggregation == "weighted":
-            assert halo.weights is not None
-            weights, scale = integer_weights(halo.weights, bits)
+        weights = Weights.of(halo, aggregation, bits)
         degree = np.diff(halo.indptr)
         target = np.repeat(np.arange(halo.num_owned), degree)
-        summands = _shifted(each, own, most)[halo.indices] * weights[:, None]
-        sums = np.zeros((halo.num_owned, dim), np.int64)
+        by = np.rint(np.log2(most / own)).astype(np.int64)[:, None]
+        summands = shifted(each, by)[halo.indices]
+        coarse, fine = np.zeros((2, halo.num_owned, dim), np.int64)
         if aggregation == "max":
-            sums[:] = np.iinfo(np.int64).min
-            np.maximum.at(sums, target, summands)
-        else:
-            np.add.at(sums, target, summands)
-        out = sums.astype(np.float32) * np.float32(most / scale)
+            fine[:] = np.iinfo(np.int64).min
+            np.maximum.at(fine, target, summands)
+        else:  # sums may exceed 64 bits: of products with the weights' upper and lower bits
+            np.add.at(coarse, target, summands * (weights.values >> 24)[:, None])
+            np.add.at(fine, target, summands * (weights.values & 0xFFFFFF)[:, None])
+        upper, lower = (coarse >> 8) + (fine >> 32), (coarse % 256 << 24) + fine % 2**32
+        sums = upper * 2.0**32 + lower  # rounded once
+        out = sums.astype(np.float32) * (most / weights.scales).astype(np.float32)[:, None]
         # Where there is nothing to add, lanes keep their steps.
         edges = halo.indptr[:-1][degree == 1]
         rows = halo.indices[edges]
-        factors = (own[rows] / scale).astype(np.float32)[:, None]
-        out[degree == 1] = (each[rows] * weights[edges, None]).astype(np.float32) * factors
+        products = (1.0 * each[rows] * weights.values[edges, None]).astype(np.float32)
+        factors = own[rows] / weights.scales[degree == 1]
+        out[degree == 1] = products * factors.astype(np.float32)[:, None]
         out[degree == 0] = -np.inf if aggregation == "max" else 0
         found.append(out)
     return found
-
-
-def _shifted(
-    lanes: NDArray[np.int64], steps: NDArray[np.float64], most: float
-) -> NDArray[np.int64]:
-    """Lanes in a larger step, rounded half up.
-
-    :param steps: Of each row.
-    """
-    by = np.rint(np.log2(most / steps)).astype(np.int64).clip(max=40)[:, None]
-    return np.where(by > 0, (lanes + (1 << np.maximum(by - 1, 0))) >> by, lanes)
 
 
 def exact_aggregates(

@@ -14,26 +14,64 @@ from numpy.typing import NDArray
 from testbed.exchange.adjacency import RowFormat
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation, Embeddings
+from testbed.exchange.partial_sums import scaled_sums
 from testbed.exchange.tokens.layout import Layout
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.native import load
 
-__all__ = ["Adding", "Sums", "integer_weights"]
+__all__ = ["Adding", "Sums", "Weights"]
 
 _MOST = constant("TOKEN_PART")
 
 
-def integer_weights(weights: NDArray[np.float32], bits: int) -> tuple[NDArray[np.int64], float]:
-    """Round weights to multiples of a power of two; whole weights that fit stay as they are.
+@dataclass(frozen=True)
+class Weights:
+    """The weights of sums as integers.
 
-    :param bits: Of the lanes that are multiplied.
-    :returns: The multiples, and how many of them are 1.
+    A row's are multiples of a power of two of its own, or themselves if they are whole. A partial
+    sum's power of two, by which it has been divided, does not make the others coarser.
+
+    :param values: int64, by edge.
+    :param scales: float64, by row of the result: how many of its weights are 1.
     """
-    most = 1 << (24 if bits > 16 else 12)
-    largest = float(np.abs(weights).max(initial=0.0))
-    whole = largest <= (1 << 16) - 1 and not (weights % 1).any()
-    scale = 1.0 if whole or not largest else 2.0 ** np.floor(np.log2(most / largest))
-    return np.rint(weights.astype(np.float64) * scale).astype(np.int64), float(scale)
+
+    values: NDArray[np.int64]
+    scales: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, halo: Halo, aggregation: Aggregation, bits: int) -> Weights:
+        """Round the weights of a halo that `scaled_sums` gives.
+
+        :param halo: Before that.
+        :param bits: Of the lanes that are multiplied.
+        """
+        scaled, how = scaled_sums(halo, aggregation)
+        scales = np.ones(halo.num_owned)
+        if how != "weighted" or scaled.weights is None:
+            return cls(np.ones(len(halo.indices), np.int64), scales)
+        weights = scaled.weights.astype(np.float64)
+        magnitudes = np.abs(weights)
+        if aggregation == "weighted" and halo.weights is not None:
+            magnitudes = np.minimum(magnitudes, np.abs(halo.weights))
+        else:
+            magnitudes = np.minimum(magnitudes, 1.0)
+        some = np.diff(halo.indptr) > 0
+        first = halo.indptr[:-1][some]
+        largest, broken = np.ones(halo.num_owned), np.zeros(halo.num_owned)
+        if len(first):
+            largest[some] = np.maximum.reduceat(magnitudes, first)
+            broken[some] = np.maximum.reduceat(weights % 1, first)
+        whole = (broken == 0) & (largest <= _most(bits)) | (largest == 0)
+        target = 24 if bits > 16 else 12
+        exponents = target - np.ceil(np.log2(np.where(largest > 0, largest, 1.0)))
+        scales = np.where(whole, 1.0, np.exp2(exponents))
+        by_edge = np.repeat(scales, np.diff(halo.indptr))
+        return cls(np.rint(weights * by_edge).astype(np.int64), scales)
+
+
+def _most(bits: int) -> int:
+    """What the magnitudes of the weights of one sum may add up to."""
+    return (1 << 31) - 1 if bits > 16 else (1 << 16) - 1
 
 
 @dataclass(frozen=True)
@@ -46,9 +84,10 @@ class Adding:
 
     :param parts: ``struct token_part``; `edges`: ``struct token_edge``.
     :param weights: int64, by edge; empty without weights.
-    :param scale: What weights have been multiplied by.
-    :param numbers: int64: rows of the result that have summands.
-    :param indptr: int64: the portions of each of these.
+    :param scales: float64, by row of the result that has summands: what its weights have been
+        multiplied by.
+    :param numbers: int64: these rows.
+    :param indptr: int64: the portions of each.
     :param starts: int64, by portion: what the sum of no lanes would be.
     :param places: uint64, by row: at which byte its first summand lands.
     :param senders: uint32, by row: who sends that.
@@ -59,7 +98,7 @@ class Adding:
     parts: NDArray[np.void]
     edges: NDArray[np.void]
     weights: NDArray[np.int64]
-    scale: float
+    scales: NDArray[np.float64]
     numbers: NDArray[np.int64]
     indptr: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -69,64 +108,77 @@ class Adding:
 
     @classmethod
     def plan(cls, layout: Layout, halo: Halo, aggregation: Aggregation) -> Adding:
-        """Find what to add where."""
+        """Find what to add where.
+
+        :param halo: Its partial sums travel as `scaled_sums` says.
+        """
         form, bits = layout.form, layout.form.lane_bits
-        weighted, degree = aggregation == "weighted", np.diff(halo.indptr)
-        weights, scale = np.ones(len(halo.indices), np.int64), 1.0
-        if weighted and halo.weights is not None:
-            weights, scale = integer_weights(halo.weights, bits)
-        several, numbers = np.flatnonzero(degree > 1), np.flatnonzero(degree)
-        first, last = _portions(
-            halo.indptr[several], halo.indptr[several + 1], np.abs(weights), form
-        )
+        weighted = scaled_sums(halo, aggregation)[1] == "weighted"
+        weights = Weights.of(halo, aggregation, bits)
+        numbers = np.flatnonzero(np.diff(halo.indptr))
+        first_edge = halo.indptr[numbers]
+        first_row = halo.indices[first_edge]
+        rows, values, indptr = _split(halo, weights.values, bits)
+        several = np.flatnonzero(np.diff(halo.indptr) > 1)
+        first, last = _portions(indptr[several], indptr[several + 1], np.abs(values), bits)
         half, full = 1 << (bits - 1), (1 << bits) - 1
         start = np.zeros(len(first), np.int64)
         if weighted and form.lane_bytes == 2:
-            start = _sums(np.maximum(-weights, 0), first, last) * full
-        total = 1 if aggregation == "max" else _sums(weights, first, last)
+            start = _sums(np.maximum(-values, 0), first, last) * full
+        total = 1 if aggregation == "max" else _sums(values, first, last)
         blocks, counts = form.blocks, last - first
         parts = np.zeros((len(first), blocks), dtype("token_part"))
         spans = np.repeat(counts, blocks)
         before = np.cumsum(spans) - spans
         parts["first"] = before.reshape(-1, blocks)
         parts["count"], parts["start"] = counts[:, None], start[:, None]
-        parts["plain"] = _sums((weights == 1).astype(np.int64), first, last)[:, None]
+        parts["plain"] = _sums((values == 1).astype(np.int64), first, last)[:, None]
         # A portion's edges come once for each block, those with a weight of 1 first.
         chosen = np.repeat(np.repeat(first, blocks) - before, spans) + np.arange(spans.sum())
         portion = np.repeat(np.arange(len(parts) * blocks), spans)
-        chosen = chosen[np.lexsort((weights[chosen] != 1, portion))]
+        chosen = chosen[np.lexsort((values[chosen] != 1, portion))]
         block = np.repeat(np.tile(np.arange(blocks), len(first)), spans)
         ranks = np.repeat(
             np.array([partner.rank for partner in layout.partners], np.uint32),
             [partner.rows_in for partner in layout.partners],
         )
-        edge = halo.indptr[numbers]
-        row = halo.indices[edge]
         return cls(
-            form,
-            parts.reshape(-1),
-            _edges(layout, ranks, halo.indices[chosen], block),
-            weights[chosen] if weighted else weights[:0],
-            scale,
-            numbers,
-            np.append(np.searchsorted(first, edge), len(first)).astype(np.int64),
-            start + half * total,
-            4 * layout.offsets()[row].astype(np.uint64),
-            ranks[row],
-            weights[edge],
+            form=form,
+            parts=parts.reshape(-1),
+            edges=_edges(layout, ranks, rows[chosen], block),
+            weights=values[chosen] if weighted else values[:0],
+            scales=weights.scales[numbers],
+            numbers=numbers,
+            indptr=np.append(np.searchsorted(first, indptr[numbers]), len(first)).astype(np.int64),
+            starts=start + half * total,
+            places=4 * layout.offsets()[first_row].astype(np.uint64),
+            senders=ranks[first_row],
+            firsts=weights.values[first_edge],
         )
 
 
+def _split(
+    halo: Halo, weights: NDArray[np.int64], bits: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return halo rows, weights, and the first edge of each row of the result, with an edge that
+    is too heavy for one sum made several.
+    """
+    most = _most(bits)
+    count = np.maximum(-(-np.abs(weights) // most), 1)
+    ends = np.cumsum(count)
+    values = np.repeat(np.sign(weights) * most, count)
+    values[ends - 1] = weights - np.sign(weights) * most * (count - 1)
+    indptr = np.concatenate([[0], ends])[halo.indptr]
+    return np.repeat(halo.indices, count), values, indptr
+
+
 def _portions(
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    weights: NDArray[np.int64],
-    form: RowFormat,
+    begins: NDArray[np.int64], ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first edge of each portion, and the one behind its last: its weights add up to
     what fits into a sum.
     """
-    most = (1 << (31 if form.lane_bytes == 4 else 16)) - 1
+    most = _most(bits)
     total = np.concatenate([[0], np.cumsum(weights)])
     fits = (ends - begins <= _MOST) & (total[ends] - total[begins] <= most)
     firsts, lasts = [begins[fits]], [ends[fits]]
@@ -196,9 +248,9 @@ class Sums:
             starts=adding.starts.ctypes.data,
             places=adding.places.ctypes.data,
             senders=adding.senders.ctypes.data,
-            weights=adding.firsts.ctypes.data if aggregation == "weighted" else 0,
+            weights=adding.firsts.ctypes.data,
             steps=steps.ctypes.data,
-            scale=adding.scale,
+            scales=adding.scales.ctypes.data,
             ranks=len(steps),
             blocks=form.blocks,
             words=form.words,

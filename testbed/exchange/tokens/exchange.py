@@ -50,9 +50,6 @@ class Tokens(Exchange):
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
         form = RowFormat.of(_LANES[spec.aggregate][spec.dtype], spec.dim, spec.halo)
-        if form.is_fixed:  # partial sums travel in the range of rows
-            halo, aggregation = scaled_sums(spec.halo, spec.aggregation)
-            spec = self.spec = replace(spec, halo=halo, aggregation=aggregation)
         native = not context.fabric_plan.generic
         self.layout = Layout.plan(form, spec.halo, spec.group.mtu, native)
         self.port: TokenPort | None = None
@@ -63,10 +60,12 @@ class Tokens(Exchange):
         """See `Exchange.connect`."""
         spec, group, halo = self.spec, self.spec.group, self.spec.halo
         apply_affinity(group)
-        adding = None
-        if spec.aggregate == "kernel":
+        adding, travels = None, spec
+        if self.layout.form.is_fixed:
             adding = Adding.plan(self.layout, halo, spec.aggregation)
-        self.port = port = TokenPort(Dispatcher.of(self.context), spec, self.layout, adding)
+            scaled, how = scaled_sums(halo, spec.aggregation)  # partial sums in the range of rows
+            travels = replace(spec, halo=scaled, aggregation=how)
+        self.port = port = TokenPort(Dispatcher.of(self.context), travels, self.layout, adding)
         self._recovery = Recovery(port, group.timeout)
         if adding:
             self._sums = Sums(adding, halo, spec.aggregation, port.sums, port.steps)
@@ -92,7 +91,7 @@ class Tokens(Exchange):
         return {phase: seconds + native.get(phase, 0.0) for phase, seconds in self._phases.items()}
 
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
-        port, spec = self.port, self.spec
+        port = self.port
         if self._failed:
             raise CollectiveError(f"this exchange has failed before, open it again: {self._failed}")
         if port is None:
@@ -105,15 +104,20 @@ class Tokens(Exchange):
             raise
         started = time.perf_counter()
         nonfinite = port.nonfinite
-        if not nonfinite and spec.aggregate == "kernel":
-            port.add()
-            self._sums.take(port.landed, out)
-        elif not nonfinite:
-            self._adjacency.aggregate(port.landed, out, port.large)
+        if not nonfinite:
+            self._add(port, out)
         port.open_next()
         self._phases["aggregate"] += time.perf_counter() - started
         if nonfinite:
             raise not_finite(self.spec.group, nonfinite)
+
+    def _add(self, port: TokenPort, out: Embeddings) -> None:
+        """Form the result of what has landed."""
+        if self.layout.form.is_fixed:
+            port.add()
+            self._sums.take(port.landed, out)
+        else:
+            self._adjacency.aggregate(port.landed, out, port.large)
 
     def counters(self) -> Counters:
         """See `Exchange.counters`."""

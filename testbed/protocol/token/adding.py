@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.kernel.abi import constant
+from testbed.protocol.rows import shifted
 
 __all__ = ["Edge", "Form", "Part", "Words", "form_sums", "shifts_of"]
 
@@ -74,14 +75,6 @@ def shifts_of(exponents: Mapping[int, int]) -> dict[int, int]:
     return {rank: most - exponent for rank, exponent in exponents.items()}
 
 
-def shifted(lanes: NDArray[np.int64], by: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """Half of the range, and what lanes are above it, in steps that are ``2**by`` times as large,
-    rounded to nearest and half up.
-    """
-    half, by = 1 << (bits - 1), np.minimum(by, 40)
-    return np.where(by > 0, half + (lanes - half + (1 << np.maximum(by - 1, 0)) >> by), lanes)
-
-
 def form_sums(
     form: Form,
     parts: Sequence[Part],
@@ -93,10 +86,13 @@ def form_sums(
 
     :param slots: The words in each, shape (slots, room).
     """
+    if not parts:
+        return np.zeros((0, 2 * form.words), np.uint64)
     by = np.array([shifts[edge.rank] for edge in edges])[:, None]
     weight = np.array([edge.weight if form.weighted else 1 for edge in edges])[:, None]
     words = np.stack([slots[edge.slot, edge.at : edge.at + form.words] for edge in edges])
-    lanes = shifted(form.lanes(words), by, form.bits) * weight
+    half = 1 << (form.bits - 1)
+    lanes = (half + shifted(form.lanes(words) - half, by)) * weight
     found = []
     for part in parts:
         summands = lanes[part.first : part.first + part.count]
