@@ -1,7 +1,9 @@
 """What a program is to add, and what becomes of its sums."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -102,18 +104,24 @@ def test_sums_of_what_lands_are_the_result(kind, lanes, dim, mtu) -> None:
             np.testing.assert_array_equal(out, wanted)
 
 
-def scattered() -> Partitioned:
+Drawn = tuple[Partitioned, np.ndarray, Callable[[Aggregation], list[np.ndarray]]]
+"""A graph, embeddings, and by rank the error of partial sums in float32."""
+
+
+def scattered() -> Drawn:
     """Weights of all magnitudes."""
     graph = draw_partitioned(1, 3000, 20_000, 3, hub=20_000)
     small = np.random.default_rng(0).integers(-20, 6, len(graph.owner))
     by_edge = np.repeat(small, np.diff(graph.indptr))
-    return replace(graph, weights=np.ldexp(graph.weights, by_edge).astype(np.float32))
+    graph = replace(graph, weights=np.ldexp(graph.weights, by_edge).astype(np.float32))
+    x = np.random.default_rng(1).standard_normal((len(graph.owner), 2)).astype(np.float32)
+    return graph, x, partial(graph.float32_bounds, x)
 
 
-def lopsided() -> Partitioned:
+def lopsided() -> Drawn:
     """Vertices of the first rank need all of the last, which are fewer, and whose rows travel; the
     first of them also needs so many of the second rank that the power of two of their sum exceeds
-    what a weight can be.
+    what a weight can be. Sums are exact in float32.
     """
     few, many, last = 320, 70_000, 300
     owner = np.repeat([0, 1, 2], [few, many, last])
@@ -122,8 +130,11 @@ def lopsided() -> Partitioned:
     ends = np.cumsum(degrees)
     indices = few + many + np.tile(np.arange(last), few)
     indices = np.concatenate([few + np.arange(many), indices])
-    weights = np.random.default_rng(0).uniform(0.5, 1, len(indices)).astype(np.float32)
-    return Partitioned(np.concatenate([[0], ends]), indices, weights, owner, 3)
+    random = np.random.default_rng(0)
+    weights = random.choice([0.5, 0.75, 1], len(indices)).astype(np.float32)
+    graph = Partitioned(np.concatenate([[0], ends]), indices, weights, owner, 3)
+    x = random.integers(4, 8, (len(owner), 2)).astype(np.float32)
+    return graph, x, lambda kind: graph.split(np.zeros(x.shape))
 
 
 @pytest.mark.parametrize("draw", [scattered, lopsided])
@@ -134,11 +145,10 @@ def test_the_error_is_that_of_lanes_and_of_weights(kind, lanes, choice, draw) ->
     """A row that lands is off by a step at most, a weight by 2**-12 of the largest of its vertex
     (32 bits: 2**-24), however small all of these are, and however many vertices a partial sum has.
     """
-    graph = draw()
-    x = np.abs(np.random.default_rng(1).standard_normal((len(graph.owner), 2))).astype(np.float32)
+    graph, x, bounds_of = draw()
     absmax, bits = float(np.abs(x).max()), RowFormat.of(lanes, 2, graph.halos[0]).lane_bits
     step, part = 2.0 * absmax / (1 << (bits - 1)), 2.0 ** (-12 if lanes == "fixed16" else -24)
-    bounds = graph.float32_bounds(x, kind)
+    bounds = bounds_of(kind)
     for rank, (out, exact) in enumerate(
         zip(results(graph, x, kind, lanes, choice=choice), graph.aggregates(x, kind), strict=True)
     ):
