@@ -127,10 +127,11 @@ def test_many_in_a_row(hosts) -> None:
 
 
 @pytest.mark.deep
-def test_ranks_without_vertices_or_partners(hosts) -> None:
+@pytest.mark.parametrize("adder", ADDERS)
+def test_ranks_without_vertices_or_partners(hosts, adder) -> None:
     for empty, aloof in (((1,), (3,)), ((0, 1, 2), ()), ((), (0, 1, 2, 3))):
         graph = draw_partitioned(0, 100, 800, 4, empty=empty, aloof=aloof)
-        with hosts.open(graph, 7, "max", **TOKENS) as exchange:
+        with hosts.open(graph, 7, "max", **by(adder)) as exchange:
             exchange.check([embeddings(turn, graph, 7) for turn in range(3)])
 
 
