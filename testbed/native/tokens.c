@@ -18,8 +18,9 @@
 #include "lib/frame.h"
 #include "lib/seq.h"
 
-#define BATCH 32      // frames of one system call
-#define MOST_BATCH 32 // frames that the kernel makes before it delivers them
+#define BATCH 32       // frames of one system call
+#define SEND_TRIES 100 // for a frame, until it counts as lost
+#define MOST_BATCH 32  // frames that the kernel makes before it delivers them
 
 static struct token_slot *slot_at(const struct tokens *t, uint32_t slot)
 {
@@ -65,13 +66,15 @@ static void seal(struct token_frame *f)
 	f->head.checksum = frame_seal(&f->head) + f->check;
 }
 
-// Send frames; `data` of each is read from its second part. Returns an errno, or 0.
+// Send frames; `data` of each is read from its second part. What the link does not take, however
+// often it is offered, is lost, and will be asked for: a link without a carrier takes nothing.
+// Returns an errno, or 0.
 static int send_frames(struct tokens *t, struct token_frame *frames, char *const *data, int count,
 		       uint32_t bytes)
 {
 	struct iovec parts[2 * BATCH];
 	struct mmsghdr messages[BATCH] = {};
-	int sent = 0, done;
+	int sent = 0, tries = 0, done;
 
 	for (int i = 0; i < count; i++) {
 		address(t, &frames[i], bytes);
@@ -82,10 +85,12 @@ static int send_frames(struct tokens *t, struct token_frame *frames, char *const
 	}
 	while (sent < count) {
 		done = sendmmsg(t->link, messages + sent, count - sent, 0);
-		if (done > 0)
-			sent += done;
-		else if (errno != EINTR && errno != ENOBUFS && errno != EAGAIN)
+		if (done < 0 && errno != EINTR && errno != ENOBUFS && errno != EAGAIN)
 			return errno;
+		if (done < 0 && ++tries < SEND_TRIES)
+			continue;
+		sent += done > 0 ? done : 1;
+		tries = 0;
 	}
 	return 0;
 }

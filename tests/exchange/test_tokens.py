@@ -218,6 +218,17 @@ def test_a_killed_rank_is_named(hosts, workers) -> None:
     exchange.open = False
 
 
+def test_a_rank_without_a_link_is_named_in_bounded_time(hosts, faults) -> None:
+    """A link without a carrier takes no frame, so nothing may wait until it does."""
+    graph = draw_partitioned(0, 300, 3000, 4)
+    with hosts.open(graph, 16, timeout=1.0, **TOKENS) as exchange:
+        with faults("link-down host=h2"):
+            found = exchange.aggregate([embeddings(1, graph, 16)])[0]
+        for rank, error in enumerate(found):
+            assert isinstance(error, CollectiveError), rank
+            assert "rank 1 (h2)" in str(error) or rank == 1, str(error)
+
+
 @pytest.mark.deep
 def test_a_stopped_rank_is_named_in_bounded_time(hosts, workers) -> None:
     graph = draw_partitioned(0, 300, 3000, 4)
