@@ -19,6 +19,7 @@ from testbed.core.errors import FaultError, WorkerDied
 from testbed.datapath import set_datapath
 from testbed.exchange import registry as exchanges
 from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.options import ExchangeTerms
 from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.events import Event, Kill, Partition
@@ -310,17 +311,11 @@ class Phase:
             return make_groups(members, capacity=task.capacity, **task.terms.model_dump() | terms)
         number = index - len(scenario.groups)
         exponent = known_exponent(scenario, number) if task.known else None
-        common: dict[str, Any] = {
-            "exponent": exponent,
-            "processing": task.terms.processing,
-            "aggregate": task.terms.aggregate,
-            "broadcast": task.terms.broadcast,
-            "sums": task.terms.sums,
-        }
+        common = {name: getattr(task.terms, name) for name in ExchangeTerms.model_fields}
         groups: Sequence[GroupSpec] = make_groups(members, **terms)
         halos = make_graph(scenario, number).halos_of(task.terms.halo)
         return [
-            ExchangeSpec(group, halo, task.dim, task.aggregation, **common)
+            ExchangeSpec(group, halo, task.dim, task.aggregation, exponent=exponent, **common)
             for group, halo in zip(groups, halos, strict=True)
         ]
 
