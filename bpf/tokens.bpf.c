@@ -79,7 +79,7 @@ static __always_inline int take_next(struct token_control *c, __u32 *index)
 {
 	__u64 next, ready;
 	__u64 *frame;
-	__u32 place;
+	__u32 place, parity;
 
 	for (int i = 0; i < TOKEN_TRIES; i++) {
 		ready = word_read(&c->ready);
@@ -88,11 +88,12 @@ static __always_inline int take_next(struct token_control *c, __u32 *index)
 			return TOKEN_ENDS;
 		if (__sync_val_compare_and_swap(&c->next, next, next + 1) != next)
 			continue;
-		place = next;
+		parity = seq_of(next) & 1;
+		place = parity * token_config.outs + (__u32)next;
 		frame = bpf_map_lookup_elem(&token_order, &place);
 		if (!frame)
 			return DROP_BAD_CHUNK;
-		*index = (seq_of(next) & 1) * token_config.outs + *frame;
+		*index = parity * token_config.outs + *frame;
 		return -1;
 	}
 	return DROP_CONTENDED;

@@ -10,7 +10,7 @@ const volatile struct token_config token_config = {};
 
 MAPPED_ARRAY(token_control, struct token_control);
 MAPPED_ARRAY(token_outs, struct token_out);   /* `outs` of each parity */
-MAPPED_ARRAY(token_order, __u64);	      /* frames in the order in which they are sent */
+MAPPED_ARRAY(token_order, __u64);	      /* frames as they are sent, `outs` of each parity */
 MAPPED_ARRAY(token_slots, struct token_slot); /* `slots` of each parity */
 MAPPED_BUFFER(token_payloads);		      /* data to send, by frame */
 MAPPED_BUFFER(token_landing);		      /* data that has landed, by slot */

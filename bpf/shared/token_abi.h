@@ -3,8 +3,9 @@
  * the process adds them up.
  *
  * A rank sends a message to each partner: rows of lanes and their steps (rows_native_abi.h), cut
- * into frames of `room` bytes. A partner is a rank that sends to this one, or to which this one
- * sends; where there is nothing to send, a frame without data says so.
+ * into frames of `room` bytes; in each exchange as many as it needs. A partner is a rank that sends
+ * to this one, or to which this one sends; where there is nothing to send, a frame without data
+ * says so.
  *
  * A frame with PINCH_FLAG_RETURN goes back to its sender once it has landed, a token, which says
  * that `stride` frames are no longer in flight, and which the sender's program fills with the next

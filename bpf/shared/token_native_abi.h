@@ -22,6 +22,9 @@ struct token_partner {
 	__u64 rows_out;	   /* number of rows for it */
 	const __s64 *rows; /* their positions */
 	__u64 rows_in;	   /* number of rows that it sends */
+	__s64 *marked;	   /* positions of those that a message with marks has */
+	__u64 count;	   /* number of rows in this exchange's message */
+	__u64 bytes;	   /* of the message */
 	__u64 packed;	   /* rows packed so far */
 	__u32 flags_out;   /* enum pinch_flag, of these */
 	__u32 flags_in;	   /* enum pinch_flag, of what has arrived */
@@ -31,13 +34,32 @@ struct token_partner {
 	__u32 final;	   /* it has been packed with the right one */
 };
 
+/* Rows that have hardly changed are not sent again: what a rank remembers of those it has sent, by
+ * position, and of those that it has received, by halo row. A message then begins with marks, a bit
+ * for each row, in whole words: whether it has that row. */
+struct token_cache {
+	__u32 marks; /* whether messages have them */
+	__u32 staleness;
+	float bound;
+	const __s64 *positions; /* of the rows that any partner gets */
+	__u64 rows;		/* number of them */
+	float *last;		/* as they were last sent; NaN: never yet */
+	__u32 *age;		/* exchanges since then */
+	__u8 *changed;		/* whether they are sent in this exchange */
+	__u8 *large;		/* whether they have magnitudes of 2^LARGE or more */
+	__u64 larges;		/* number of these */
+	char *store;		/* rows as they have last been received; their steps are `steps` */
+	__u64 lookups, hits;	/* of rows: all, and those that were not sent */
+	__u64 saved;		/* rows not sent, for each partner */
+};
+
 struct tokens {
 	struct token_control *control;
 	struct token_out *outs;
 	struct token_slot *slots;
 	struct token_peer *peers;
 	char *payloads, *landing;
-	const __u64 *order; /* frames in the order in which they are sent */
+	__u64 *order; /* frames in the order in which they are sent, of each parity */
 	__u64 *consumer;
 	const __u64 *producer;
 	const struct token_config *config;
@@ -47,6 +69,7 @@ struct tokens {
 	__u32 stepped; /* rows have steps */
 	__u32 meeting; /* this exchange has no rows: it shows that all are there */
 	struct row_source source;
+	struct token_cache cache;
 	__u32 seq;
 	__u32 flags;  /* output: enum pinch_flag, of all that has arrived and all that was sent */
 	__u32 failed; /* output: a rank */
@@ -56,5 +79,5 @@ struct tokens {
 	__s32 adder;	 /* the program that adds */
 	__s32 events;
 	__u64 sent, sent_bytes; /* frames of rows through `link` */
-	__u64 quantize_ns, send_ns, wait_ns;
+	__u64 quantize_ns, send_ns, wait_ns, take_ns;
 };

@@ -39,17 +39,19 @@ class RowFormat:
     :param stepped: Each row has a step, a power of two by which its lanes are multiplied: all rows
         of int16 have one; others, if they may be sums that are too large for a float32. Fixed
         lanes have one for a whole message.
+    :param marked: A message begins with a bit for each row: whether it has that row.
     """
 
     lanes: RowLanes
     dim: int
     stepped: bool
+    marked: bool = False
 
     @classmethod
-    def of(cls, lanes: RowLanes, dim: int, halo: Halo) -> RowFormat:
+    def of(cls, lanes: RowLanes, dim: int, halo: Halo, marked: bool = False) -> RowFormat:
         """Return the format of an exchange's rows."""
         stepped = lanes == "int16" or (halo.sums is not None and not lanes.startswith("fixed"))
-        return cls(lanes, dim, stepped)
+        return cls(lanes, dim, stepped, marked)
 
     @property
     def is_fixed(self) -> bool:
@@ -84,8 +86,10 @@ class RowFormat:
         return (self.dim * self.lane_bytes + 3) // 4 * 4
 
     def message_bytes(self, rows: int) -> int:
-        """Bytes of a message with so many rows."""
-        return rows * self.row_bytes + 4 * (bool(rows) if self.is_fixed else rows * self.stepped)
+        """Bytes of a message with so many rows, all of them."""
+        marks = (rows + 63) // 64 * 8 if self.marked else 0
+        steps = bool(rows) if self.is_fixed else rows * self.stepped
+        return marks + rows * self.row_bytes + 4 * steps
 
     def tag(self, aggregation: Aggregation) -> int:
         """Return 16 bits that differ for formats that are used differently."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +83,10 @@ class ExchangeSpec:
         found = checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
         for key in ("broadcast", "aggregate", "dtype"):
             object.__setattr__(self, key, getattr(found, key))
-        if self.bound is not None and self.aggregation == "max":
+        if self.bound is not None and self.aggregation == "max" and self.broadcast == "tc":
             raise SpecError(
-                "exchange: bound: aggregation must be sum or weighted, since a maximum cannot be"
-                " taken back"
+                "exchange: bound: with broadcast = tc, aggregation must be sum or weighted, since a"
+                " maximum cannot be taken back"
             )
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': needs a halo with weights")
@@ -101,16 +101,16 @@ class ExchangeSpec:
 class Exchange(Collective[ExchangeSpec]):
     """One direction of one layer; all ranks call `connect` and `aggregate` together.
 
-    :cvar forms: Whether partial sums are formed before `_aggregate`, instead of by it.
+    :param forms: Whether partial sums are formed before `_aggregate`, instead of by it.
     """
 
     PHASES = PHASES
-    forms: ClassVar[bool] = True
 
-    def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec, forms: bool = True) -> None:
         super().__init__(context, spec)
-        sums = spec.halo.sums
-        if sums is not None and self.forms:
+        sums = spec.halo.sums if forms else None
+        self._forms: Adjacency | None = None
+        if sums is not None:
             self._forms = Adjacency(
                 sums.indptr, sums.indices, sums.weights, spec.dim, spec.aggregation
             )
@@ -138,7 +138,7 @@ class Exchange(Collective[ExchangeSpec]):
         if np.may_share_memory(out, x):
             raise SpecError("aggregate: out overlaps x: must be memory of its own")
         rows = np.asarray(x)
-        if self.spec.halo.sums is not None and self.forms:
+        if self._forms is not None:
             started = time.perf_counter()
             self._forms.aggregate(rows, self._rows)
             if self.spec.aggregation == "max":
@@ -161,7 +161,7 @@ class Exchange(Collective[ExchangeSpec]):
         """Implement `aggregate` for checked arrays.
 
         :param x: The rows to which the halo's positions refer: `Halo.sums` of the embeddings, or
-            the embeddings themselves; without `forms`, the embeddings.
+            the embeddings themselves; if it forms partial sums itself, the embeddings.
         """
 
     def measures(self) -> dict[str, float]:

@@ -135,19 +135,22 @@ class ExchangeTerms(Table):
                     f"dtype = {self.dtype}: must be {', '.join(allowed[:-1])} or {allowed[-1]}"
                     f" with aggregate = {self.aggregate}"
                 )
-        if self.bound is not None and self.aggregate == "process":
+        if self.bound is not None and (self.broadcast, self.aggregate) == ("tc", "process"):
             raise ValueError(
-                "bound: aggregate must be kernel, where sums stay from one exchange to the next"
+                "bound: with broadcast = tc, aggregate must be kernel, where sums stay from one"
+                " exchange to the next"
             )
         return self
 
 
 def _needs_tc(terms: Mapping[str, Any]) -> str:
-    """An option, and its value, that only the TC program's way has; or an empty string."""
-    for key in ("bound", "processing", "sums"):
+    """Options, and their values, that only the TC program's way has; or an empty string."""
+    for key in ("processing", "sums"):
         usual = ExchangeTerms.model_fields[key].default
         if terms.get(key, usual) != usual:
             return f"{key} = {terms[key]}"
+    if terms.get("bound") is not None and terms.get("aggregate") == "kernel":
+        return f"bound = {terms['bound']} with aggregate = kernel"
     return ""
 
 

@@ -35,10 +35,9 @@ class TcpExchange(Exchange):
 
     pull: ClassVar[bool]
     lanes: ClassVar[RowLanes] = "float32"
-    forms: ClassVar[bool] = False
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
-        super().__init__(context, spec)
+        super().__init__(context, spec, forms=False)
         self._form = RowFormat.of(self.lanes, spec.dim, spec.halo)
         self._adjacency: Adjacency | None = None
         self._mesh: Mesh | None = None

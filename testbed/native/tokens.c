@@ -139,7 +139,7 @@ static int send_some(struct tokens *t)
 				left = 0;
 				break;
 			}
-			frame = t->order[(uint32_t)next];
+			frame = order_of(t)[(uint32_t)next];
 			out = out_at(t, t->seq, frame);
 			frames[count] = head_of(t, out->receiver, PINCH_EMBED, t->seq, out->bytes);
 			frames[count].head.number = out->number;
@@ -201,15 +201,14 @@ int tokens_send(struct tokens *t, const float *x);
 int tokens_send(struct tokens *t, const float *x)
 {
 	uint64_t base = (uint64_t)t->seq << 32, start = now_ns(), packed;
-	// Each partner's first frame comes before any other.
-	uint32_t total = x ? t->config->outs : t->config->partners;
+	uint32_t total;
 	int error;
 
 	t->meeting = !x;
 	t->flags = 0;
 	t->nonfinite = 0;
 	__atomic_store_n(&t->control->entered, t->seq, __ATOMIC_RELEASE);
-	pack(t, x, total);
+	total = pack(t, x);
 	if (t->flags & PINCH_FLAG_NONFINITE)
 		t->nonfinite |= 1u << t->config->rank;
 	packed = now_ns();
@@ -265,25 +264,46 @@ int tokens_end(struct tokens *t, uint32_t gone, uint32_t late)
 	return error;
 }
 
-// Take what has landed from a partner: verify it, and find its steps. Returns enum tokens_waited.
+// Bytes that a message must have; with marks, if it is long enough to have these.
+static uint64_t expected_bytes(const struct tokens *t, const struct token_partner *p,
+			       const char *message, uint64_t bytes)
+{
+	if (!t->cache.marks || t->meeting)
+		return message_bytes(t, p->rows_in, p->rows_in);
+	if (bytes < mark_bytes(t, p->rows_in))
+		return mark_bytes(t, p->rows_in);
+	return message_bytes(t, p->rows_in, count_marks(message, p->rows_in));
+}
+
+// Take the rows of a message that is intact: their steps, or with marks, all of them.
+static void take_rows(const struct tokens *t, const struct token_partner *p, const char *message)
+{
+	uint64_t rows = p->rows_in * t->source.row_bytes;
+
+	if (t->cache.marks)
+		keep_rows(t, p, message);
+	else if (is_common(t))
+		memcpy(t->steps + p->rank, message + rows, 4);
+	else if (t->stepped)
+		memcpy(t->steps + p->first_row, message + rows, 4 * p->rows_in);
+}
+
+// Take what has landed from a partner: verify it first. Returns enum tokens_waited.
 static int take(struct tokens *t, struct token_partner *p)
 {
 	const struct token_pair *pair = &t->config->pairs[p->rank];
-	uint32_t parity = t->seq & 1, frames = frames_of(t, p->rows_in), bad = 0;
+	uint32_t parity = t->seq & 1, bad = 0;
 	struct token_peer *peer = &t->peers[p->rank];
-	uint64_t rows = p->rows_in * t->source.row_bytes;
+	uint32_t frames = peer->frames[parity];
+	const char *message = landed_at(t, pair->slot);
+	uint64_t bytes = 0;
+	bool whole = true;
 
-	if (peer->frames[parity] != frames) {
-		t->failed = p->rank;
-		return TOKENS_DIFFER;
-	}
 	for (uint32_t number = 0; number < frames; number++) {
 		struct token_slot *slot = slot_at(t, pair->slot + number);
 
-		if (slot->bytes != bytes_of(t, p->rows_in, number)) {
-			t->failed = p->rank;
-			return TOKENS_DIFFER;
-		}
+		bytes += slot->bytes;
+		whole &= number + 1 == frames || slot->bytes == t->config->room;
 		bad += sums_of((const uint64_t *)landed_at(t, pair->slot + number), slot->bytes / 8)
 			       .weighed != slot->check;
 	}
@@ -300,19 +320,21 @@ static int take(struct tokens *t, struct token_partner *p)
 		}
 		return TOKENS_DAMAGED;
 	}
+	if (!whole || bytes != expected_bytes(t, p, message, bytes) ||
+	    frames != frames_of(t, bytes)) {
+		t->failed = p->rank;
+		return TOKENS_DIFFER;
+	}
 	for (uint32_t number = 0; number < frames; number++)
 		p->flags_in |= slot_at(t, pair->slot + number)->flags;
-	if (!p->rows_in || t->meeting)
-		return TOKENS_COMPLETE;
-	if (is_common(t))
-		memcpy(t->steps + p->rank, landed_at(t, pair->slot) + rows, 4);
-	else if (t->stepped)
-		memcpy(t->steps + p->first_row, landed_at(t, pair->slot) + rows, 4 * p->rows_in);
+	if (p->rows_in && !t->meeting)
+		take_rows(t, p, message);
 	return TOKENS_COMPLETE;
 }
 
 static int take_all(struct tokens *t)
 {
+	uint64_t start = now_ns();
 	int result = TOKENS_COMPLETE;
 
 	for (uint32_t i = 0; i < t->config->partners; i++) {
@@ -329,6 +351,7 @@ static int take_all(struct tokens *t)
 		if (p->flags_in & PINCH_FLAG_NONFINITE)
 			t->nonfinite |= 1u << p->rank;
 	}
+	t->take_ns += now_ns() - start;
 	return result;
 }
 

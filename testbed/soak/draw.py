@@ -55,6 +55,8 @@ TOKENS = [0, 0, 1, 2, 8]
 SLICES = [0, 0, 4096, 1 << 18]
 SEGMENTS = [0, 1 << 14, SEGMENT, SEGMENT]
 MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
+BOUNDS = [0.0, 0.01, 1.0, 1e6]
+MOST_OF_A_CACHE = 6  # times; each result is another
 
 RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
 PINCH = tuple(kind.name.lower() for kind in PinchKind if kind < Kind.DOORBELL)
@@ -226,6 +228,8 @@ def _terms(random: Random) -> ExchangeOptions:
         chosen["sums"] = random.choice(SUM_WIDTHS)
     else:
         chosen["dtype"] = random.choice(ROW_TYPES[chosen["aggregate"]])
+        if chosen["aggregate"] == "process" and random.random() < 0.4:
+            chosen["bound"], chosen["staleness"] = random.choice(BOUNDS), random.choice([1, 3, 10])
     return ExchangeOptions(**chosen)
 
 
@@ -246,19 +250,20 @@ def _exchanges(
             if random.random() < 0.1
             else int(random.uniform(50, 3000) / dim**0.4)
         )
+        terms = _terms(random)
         exchange = Exchange(
             members=tuple(chosen),
-            terms=_terms(random),
+            terms=terms,
             aggregation=random.choice(AGGREGATIONS),
             dim=dim,
             vertices=vertices,
             entries=int(vertices * random.uniform(0, 12)),
             hub=random.choice([0, 0, random.randint(1, 2000)]),
-            known=random.random() < 0.25,
+            known=terms.bound is None and random.random() < 0.25,
             magnitudes=tuple(random.choice(MAGNITUDES) for _ in range(random.randint(2, 8))),
         )
         seconds = len(exchange.magnitudes) * odds.aggregation(exchange)
-        most = int(min(BUDGET / seconds, 50))
+        most = int(min(BUDGET / seconds, 50 if terms.bound is None else MOST_OF_A_CACHE))
         if ending == "whole" and random.random() < 0.25:
             exchange = replace(
                 exchange,

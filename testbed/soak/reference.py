@@ -23,6 +23,7 @@ from testbed.soak.scenario import Scenario, make_embeddings, make_graph, make_in
 from testbed.testing.aggregates import (
     Format,
     HasHalos,
+    Kept,
     Travelling,
     exact,
     float_aggregates,
@@ -106,11 +107,18 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     ]
     terms = exchange.terms
     if terms.broadcast == "tokens" or terms.aggregate == "process":
+        if terms.broadcast == "tokens" and terms.bound is not None:
+            how = exchange.aggregation, terms.bound, terms.staleness, terms.dtype, terms.halo
+            kept = Kept(graph, *how)
+            for x in embeddings * exchange.times:
+                yield [Answer(value) for value in kept.aggregates(x)]
+            return
         found = []
         for x in embeddings:
             if terms.broadcast == "tokens":
-                how = exchange.aggregation, terms.dtype, terms.aggregate, terms.halo
-                results = token_aggregates(graph, x, *how)
+                results = token_aggregates(
+                    *(graph, x, exchange.aggregation, terms.dtype, terms.aggregate, terms.halo)
+                )
             else:
                 results = float_aggregates(graph, x, exchange.aggregation, terms.halo)
             found.append([Answer(value) for value in results])

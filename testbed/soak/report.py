@@ -169,6 +169,7 @@ def _factors(scenario: Scenario) -> dict[str, list[str]]:
     factors["aggregation"] = [exchange.aggregation for exchange in exchanges]
     factors["processing"] = [exchange.terms.processing for exchange in exchanges]
     factors["sums"] = [exchange.terms.sums for exchange in exchanges]
+    factors["bound of a cache"] = [str(exchange.terms.bound) for exchange in exchanges]
     return factors | {"elements of an embedding": [str(exchange.dim) for exchange in exchanges]}
 
 

@@ -130,10 +130,12 @@ class Exchange:
         scale = "known" if self.known else "agreed"
         lanes = self.terms.dtype or self.terms.lanes
         window, processing = self.terms.window, self.terms.processing
+        bound, staleness = self.terms.bound, self.terms.staleness
+        cache = "" if bound is None else f", bound {bound}, staleness {staleness}"
         terms = (
             f"pinch, {self.terms.broadcast}, {lanes}, window {window}, {processing}, aggregate"
             f" {self.terms.aggregate}, sums {self.terms.sums}, halo {self.terms.halo},"
-            f" {self.aggregation}, scale {scale}"
+            f" {self.aggregation}, scale {scale}{cache}"
         )
         graph = (
             f"{self.vertices} vertices of {self.dim} elements, {self.entries} entries and a hub of"
@@ -269,7 +271,8 @@ def make_graph(scenario: Scenario, exchange: int) -> Partitioned:
 
 
 def make_embeddings(scenario: Scenario, exchange: int, number: int) -> Tensor:
-    """Draw all ranks' embeddings, whose elements differ a good deal in magnitude.
+    """Draw all ranks' embeddings, whose elements differ a good deal in magnitude; for an exchange
+    with a cache, most as in the aggregation before, or hardly different.
 
     :param exchange: Its index.
     :param number: Of the aggregation.
@@ -281,7 +284,12 @@ def make_embeddings(scenario: Scenario, exchange: int, number: int) -> Tensor:
     )
     shape = what.vertices, what.dim
     magnitudes = generator.integers(-8, 9, shape) + what.magnitudes[number]
-    return np.ldexp(generator.standard_normal(shape, np.float32), magnitudes.astype(np.int32))
+    drawn = np.ldexp(generator.standard_normal(shape, np.float32), magnitudes.astype(np.int32))
+    if what.terms.bound is None or number == 0:
+        return drawn
+    before = make_embeddings(scenario, exchange, number - 1)
+    before *= generator.choice(np.array([1, 1.001], np.float32), (what.vertices, 1))
+    return np.where(generator.random((what.vertices, 1)) < 0.6, before, drawn)
 
 
 def replay_command(seed: int, number: int, options: Sequence[str] = ()) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from testbed.testing.reference import agree
 __all__ = [
     "Format",
     "HasHalos",
+    "Kept",
     "Travelling",
     "exact",
     "exact_aggregates",
@@ -210,9 +212,17 @@ def float_aggregates(
 
     :param lanes: How rows travel.
     """
-    halos, dim = graph.halos_of(choice), x.shape[1]
+    halos = graph.halos_of(choice)
     if choice == "cover":
         x = Travelling(halos, aggregation).rows(graph, x, aggregation)
+    return _added(halos, x, aggregation, lanes)
+
+
+def _added(
+    halos: Sequence[Halo], x: NDArray[np.float32], aggregation: Aggregation, lanes: RowLanes
+) -> list[NDArray[np.float32]]:
+    """What each rank adds up where these rows travel."""
+    dim = x.shape[1]
     if lanes == "int16":
         words, steps = pack_int16(x)
         x = words * steps[:, None]  # exact: steps are powers of two
@@ -226,6 +236,60 @@ def float_aggregates(
         )
         found.append(out)
     return found
+
+
+class Kept:
+    """What ranks keep of one another's rows where rows that have hardly changed are not sent again:
+    reference model of ``testbed/native/token_cache.h``.
+
+    :param dtype: As what rows travel; None: the default.
+    :ivar hits: Rows that were not sent, `lookups`: all rows that others need.
+    """
+
+    def __init__(
+        self,
+        graph: Partitioned,
+        aggregation: Aggregation,
+        bound: float,
+        staleness: int,
+        dtype: RowType | None = None,
+        choice: HaloChoice = "rows",
+    ) -> None:
+        self._graph, self._formed = graph, aggregation
+        self._lanes = _lanes_of(dtype)
+        self._travelling: HasHalos = graph
+        self._aggregation = aggregation
+        if choice == "cover":
+            covered = Travelling.of(graph, aggregation)
+            self._travelling, self._aggregation = covered, covered.aggregation
+        self._needed = sent(self._travelling)
+        self._bound, self._staleness = np.float32(bound), staleness
+        self.rows: NDArray[np.float32] | None = None
+        self._age: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.hits = self.lookups = 0
+
+    def send(self, x: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Exchange embeddings; return which of the rows that others need are sent."""
+        if isinstance(self._travelling, Travelling):
+            x = self._travelling.rows(self._graph, x, self._formed)
+        if self.rows is None:
+            self.rows, self._age = np.full_like(x, np.nan), np.zeros(len(x), np.int64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            near = (np.abs(x - self.rows) <= self._bound).all(axis=1)
+        old = self._age + 1 >= self._staleness
+        changed = ~near | (old & (x != self.rows).any(axis=1))
+        self.rows[changed] = x[changed]
+        self._age = np.where(changed, 0, self._age + 1)
+        found: NDArray[np.bool_] = changed[self._needed]
+        self.hits += int((~found).sum())
+        self.lookups += len(found)
+        return found
+
+    def aggregates(self, x: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """Exchange embeddings; return what each rank's `aggregate` must give, bit for bit."""
+        self.send(x)
+        assert self.rows is not None
+        return _added(self._travelling.halos, self.rows, self._aggregation, self._lanes)
 
 
 def token_aggregates(
@@ -243,8 +307,12 @@ def token_aggregates(
     if adder == "kernel":
         bits = constant("TOKEN_WIDE_BITS" if dtype == "int32" else "TOKEN_BITS")
         return fixed_aggregates(graph, x, aggregation, bits, choice)
-    lanes: RowLanes = "int16" if dtype is None or dtype == "int32" else dtype
-    return float_aggregates(graph, x, aggregation, choice, lanes)
+    return float_aggregates(graph, x, aggregation, choice, _lanes_of(dtype))
+
+
+def _lanes_of(dtype: RowType | None) -> RowLanes:
+    """As what rows travel that processes add."""
+    return "int16" if dtype is None or dtype == "int32" else dtype
 
 
 def fixed_aggregates(

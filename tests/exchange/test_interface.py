@@ -25,8 +25,9 @@ BARE = make_halos(GRAPH.indptr, GRAPH.indices, GRAPH.owner, 2)[0]
         ({"bound": float("inf")}, "bound = inf: must be at least 0, finite"),
         ({"bound": float("nan")}, "bound = nan: must be at least 0, finite"),
         (
-            {"bound": 0.0, "aggregation": "max"},
-            "bound: aggregation must be sum or weighted, since a maximum cannot be taken back",
+            {"bound": 0.0, "aggregation": "max", "broadcast": "tc"},
+            "bound: with broadcast = tc, aggregation must be sum or weighted, since a maximum"
+            " cannot be taken back",
         ),
         (
             {"aggregation": "weighted", "halo": BARE},
@@ -49,7 +50,7 @@ def test_specs_that_are_allowed() -> None:
     for options in (
         {},
         {"aggregation": "weighted"},
-        {"bound": 0.0, "staleness": 1},
+        {"bound": 0.0, "staleness": 1, "aggregation": "max"},
         {"exponent": -126},
     ):
         ExchangeSpec(GROUP, WEIGHED, 512, **options)
@@ -62,7 +63,10 @@ def test_specs_that_are_allowed() -> None:
         ({"aggregate": "process"}, ("tokens", "process")),
         ({"broadcast": "tc"}, ("tc", "kernel")),
         ({"aggregate": "kernel"}, ("tokens", "kernel")),
-        ({"bound": 0.5}, ("tc", "kernel")),
+        ({"bound": 0.5}, ("tokens", "process")),
+        ({"bound": 0.5, "aggregate": "kernel"}, ("tc", "kernel")),
+        ({"bound": 0.5, "sums": "packed"}, ("tc", "kernel")),
+        ({"bound": 0.5, "broadcast": "tc"}, ("tc", "kernel")),
         ({"sums": "packed"}, ("tc", "kernel")),
         ({"processing": "spread"}, ("tc", "kernel")),
         ({"broadcast": "tc", "aggregate": "process"}, ("tc", "process")),
@@ -78,7 +82,10 @@ def test_defaults_that_depend_on_other_options(options, found) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"broadcast": "tokens", "bound": 0.5}, "bound = 0.5: needs broadcast = tc"),
+        (
+            {"broadcast": "tokens", "aggregate": "kernel", "bound": 0.5},
+            "bound = 0.5 with aggregate = kernel: needs broadcast = tc",
+        ),
         (
             {"broadcast": "tc", "dtype": "int16"},
             "dtype = int16: needs broadcast = tokens; tc has lanes",
@@ -93,8 +100,9 @@ def test_defaults_that_depend_on_other_options(options, found) -> None:
         ),
         ({"broadcast": "tokens", "sums": "packed"}, "sums = packed: needs broadcast = tc"),
         (
-            {"aggregate": "process", "bound": 0.5},
-            "bound: aggregate must be kernel, where sums stay from one exchange to the next",
+            {"broadcast": "tc", "aggregate": "process", "bound": 0.5},
+            "bound: with broadcast = tc, aggregate must be kernel, where sums stay from one"
+            " exchange to the next",
         ),
     ],
 )

@@ -2,20 +2,21 @@
 
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
 
 from testbed.core.errors import CollectiveError
 from testbed.testing import assert_faults_fired
-from testbed.testing.graphs import draw_partitioned, embeddings
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange.pinch_hosts import PinchHosts, aggregate_in, assert_exact, close_in
 from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 
 TOKENS = {"broadcast": "tokens", "aggregate": "process"}
-ADDERS = ["process", "kernel"]
+ADDERS = ["process", "kernel", "cache"]
 WAYS = [
     ("process", "int16"),
     ("kernel", "int16"),
@@ -39,8 +40,23 @@ FAULTS = [
 ]
 
 
-def by(adder: str, dtype: str = "int16") -> dict[str, str]:
+def by(adder: str, dtype: str = "int16") -> dict[str, Any]:
+    if adder == "cache":
+        return {**by("process", dtype), "bound": 0.05, "staleness": 3}
     return {"broadcast": "tokens", "aggregate": adder, "dtype": dtype}
+
+
+def moving(graph: Partitioned, dim: int, turns: int) -> list[np.ndarray]:
+    """Embeddings of which about a third change from turn to turn, some by little."""
+    random = np.random.default_rng(turns)
+    x = random.uniform(-1, 1, (len(graph.owner), dim)).astype(np.float32)
+    found = [x]
+    for _ in range(turns - 1):
+        moved = random.random(len(x)) < 0.3
+        by = random.uniform(-1, 1, x.shape) * random.choice([0.01, 0.1, 1], (len(x), 1))
+        x = np.where(moved[:, None], x + by, x).astype(np.float32)
+        found.append(x)
+    return found
 
 
 @pytest.fixture
@@ -91,9 +107,10 @@ def test_other_mtus(hosts, mtu) -> None:
         (512, "process", "float32"),
         (512, "kernel", "int16"),
         (63, "kernel", "int32"),
+        (512, "cache", "int16"),
     ):
         with hosts.open(graph, dim, "weighted", **by(adder, dtype)) as exchange:
-            exchange.check([embeddings(turn, graph, dim) for turn in range(3)])
+            exchange.check(moving(graph, dim, 3))
 
 
 @pytest.mark.parametrize(
@@ -107,23 +124,24 @@ def test_other_mtus(hosts, mtu) -> None:
 def test_other_fabrics(hosts, settings) -> None:
     """A bridge cuts off what is behind a packet's end; in the stack, frames are not redirected."""
     graph = draw_partitioned(0, 2000, 15_000, 3)
-    for halo, adder in (("rows", "kernel"), ("cover", "process")):
+    for halo, adder in (("rows", "kernel"), ("cover", "process"), ("cover", "cache")):
         with hosts.open(graph, 64, "weighted", halo=halo, **by(adder)) as exchange:
-            exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
+            exchange.check(moving(graph, 64, 3))
 
 
 @pytest.mark.parametrize("window", [1, 2, 256])
 def test_other_windows(hosts, window) -> None:
     graph = draw_partitioned(0, 2000, 15_000, 4)
-    with hosts.open(graph, 64, window=window, **TOKENS) as exchange:
-        exchange.check([embeddings(turn, graph, 64) for turn in range(3)], times=3)
+    for adder in ("process", "cache"):
+        with hosts.open(graph, 64, window=window, **by(adder)) as exchange:
+            exchange.check(moving(graph, 64, 3), times=3)
 
 
-def test_many_in_a_row(hosts) -> None:
+@pytest.mark.parametrize("adder", ["process", "cache"])
+def test_many_in_a_row(hosts, adder) -> None:
     graph = draw_partitioned(0, 60, 500, 4)
-    inputs = [embeddings(turn, graph, 3) for turn in range(3)]
-    with hosts.open(graph, 3, **TOKENS) as exchange:
-        exchange.check(inputs, times=200)
+    with hosts.open(graph, 3, **by(adder)) as exchange:
+        exchange.check(moving(graph, 3, 3), times=200)
 
 
 @pytest.mark.deep
@@ -141,10 +159,11 @@ def test_ranks_without_vertices_or_partners(hosts, adder) -> None:
         [
             (FAULTS[0], "process"),
             (FAULTS[2], "kernel"),
+            (FAULTS[0], "cache"),
             (FAULTS[0], "kernel"),
-            *((words, "process") for words in FAULTS[1:]),
+            *((words, adder) for words in FAULTS[1:] for adder in ("process", "cache")),
         ],
-        quick=2,
+        quick=3,
     ),
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -152,9 +171,9 @@ def test_rows_arrive_under_faults(hosts, faults, words, adder, assert_nothing_le
     graph = draw_partitioned(0, 1500, 12_000, 4)
     with hosts.open(graph, 64, "weighted", **by(adder)) as exchange:
         with faults(*words, seed=3) as injected:
-            turn = 0
+            turn, inputs = 0, moving(graph, 64, 10)
             while turn < 3 or not all(entry.ended for entry in injected.timeline.log()):
-                exchange.check([embeddings(turn, graph, 64)])
+                exchange.check([inputs[turn % len(inputs)]])
                 turn += 1
         for fault in words:
             assert_faults_fired(injected, fault.split()[0])
@@ -165,7 +184,8 @@ def test_rows_arrive_under_faults(hosts, faults, words, adder, assert_nothing_le
     ("kind", "halo"), [("sum", "rows"), ("max", "cover")], ids=lambda value: value
 )
 @pytest.mark.parametrize(
-    ("broadcast", "adder"), [("tokens", "process"), ("tokens", "kernel"), ("tc", "process")]
+    ("broadcast", "adder"),
+    [("tokens", "process"), ("tokens", "kernel"), ("tokens", "cache"), ("tc", "process")],
 )
 def test_what_is_not_finite_is_an_error_where_it_is_needed(
     hosts, kind, halo, broadcast, adder
@@ -175,17 +195,19 @@ def test_what_is_not_finite_is_an_error_where_it_is_needed(
     bad = x.copy()
     sender = graph.halos[1]
     bad[sender.owned[sender.sends[0][0]], 1] = -np.inf
-    options = {"broadcast": broadcast, "aggregate": adder}
+    options = by(adder) if broadcast == "tokens" else {"broadcast": "tc", "aggregate": adder}
     with hosts.open(graph, 3, kind, halo=halo, **options) as exchange:
         exchange.check([x])
         results = exchange.aggregate([bad])[0]
         said = "exchange: rank 1 (h2) has embeddings that are not finite"
         assert str(results[0]) == str(results[1]) == said
+        if exchange.kept:
+            exchange.kept.send(bad)
         if broadcast == "tokens":
             exchange.check([x])
 
 
-@pytest.mark.parametrize(("adder", "dtype"), WAYS)
+@pytest.mark.parametrize(("adder", "dtype"), [*WAYS, ("cache", "int16")])
 def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, adder, dtype) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
     x = np.full((60, 3), 1.0, np.float32)
@@ -263,3 +285,60 @@ def test_ranks_that_close_at_once_leave_nobody_behind(hosts, faults, seed) -> No
     exchange.open = False
     results = [of_rank[0] for of_rank in by_rank]
     assert_exact(graph, "sum", "int16", x, results, adder="process", broadcast="tokens")
+
+
+# The cache.
+
+
+@pytest.mark.parametrize("dtype", broad(["int16", "float32", "bfloat16"]))
+@pytest.mark.parametrize("kind", broad(["weighted", "sum", "max"]))
+def test_rows_that_have_hardly_changed_are_not_sent(hosts, kind, dtype) -> None:
+    for ranks, dim, halo in ((2, 64, "cover"), (4, 17, "rows"), (3, 256, "cover"), (4, 1, "rows")):
+        graph = draw_partitioned(ranks, 900, 6000, ranks, hub=3000)
+        inputs = moving(graph, dim, 6)
+        for bound, staleness in ((0.0, 10), (0.05, 3), (1e9, 2)):
+            options = {"bound": bound, "staleness": staleness, "dtype": dtype}
+            with hosts.open(graph, dim, kind, halo=halo, **TOKENS, **options) as exchange:
+                exchange.check(inputs)
+                exchange.check(inputs[-1:], times=3)
+                found = exchange.measures()
+            assert found["cache_lookups"] == exchange.kept.lookups
+            assert found["cache_hits"] == exchange.kept.hits > 0
+            assert found["bytes_saved"] >= found["cache_hits"] * 2 * dim
+
+
+@pytest.mark.parametrize("halo", ["rows", "cover"])
+def test_rows_that_are_kept_are_as_large_as_ever(hosts, halo) -> None:
+    """Sums of large values pass through infinity in float32, even after an exchange in which none
+    of them was sent.
+    """
+    graph = draw_partitioned(0, 60, 800, 4)
+    x = np.full((60, 3), 0.9 * MAX, np.float32)
+    x[::2] *= -1
+    later = x.copy()
+    later[7] = 1.0
+    with hosts.open(graph, 3, "sum", halo=halo, **by("cache", "float32")) as exchange:
+        found = exchange.aggregate([x, later, later])
+    finite = 0
+    for values, results in zip((x, later, later), found, strict=True):
+        exact = graph.aggregates(values.astype(np.float64), "sum")
+        for result, wanted in zip(results, exact, strict=True):
+            fits = np.abs(wanted) < MAX
+            finite += fits.sum()
+            np.testing.assert_allclose(result[fits], wanted[fits], rtol=1e-5, atol=1e-5 * MAX)
+    assert finite
+
+
+def test_what_did_not_change_is_not_on_the_wire(hosts) -> None:
+    """A message without rows is a bit for each, in as many frames as these need."""
+    graph = draw_partitioned(0, 3000, 20_000, 4)
+    x = embeddings(0, graph, 64)
+    with hosts.open(graph, 64, bound=0.0, **TOKENS) as exchange:
+        exchange.check([x])
+        first = exchange.measures()
+        exchange.check([x], times=5)
+        found = exchange.measures()
+    partners = sum(len(rows) > 0 for halo in graph.halos for rows in halo.sends)
+    assert found["sent"] - first["sent"] == 5 * partners
+    rows = sum(len(rows) for halo in graph.halos for rows in halo.sends)
+    assert found["bytes_saved"] - first["bytes_saved"] == 5 * rows * (2 * 64 + 4)

@@ -113,7 +113,7 @@ class Member:
             made.peers[other] = net_peer(endpoint(config.rank), endpoint(other))
         sizes = {
             "token_outs": 2 * config.outs,
-            "token_order": config.outs,
+            "token_order": 2 * config.outs,
             "token_slots": 2 * config.slots,
             "token_payloads": 2 * config.outs,
             "token_landing": 2 * config.slots,
@@ -129,7 +129,7 @@ class Member:
         self.peers = maps["token_peers"].view(dtype("token_peer")).reshape(-1)
         self.payloads = maps["token_payloads"].view().reshape(-1, ROOM)
         self.landing = maps["token_landing"].view().reshape(-1, ROOM)
-        maps["token_order"].view().reshape(-1)[: config.outs] = config.order
+        self.order = maps["token_order"].view().reshape(-1)
 
     def ring(self, data: bytes) -> Packet | None:
         """Let both take an empty frame at the doorbell, and compare what they make of it."""
@@ -156,6 +156,8 @@ class Member:
                 entry[name] = getattr(out, name)
             entry["bytes"], entry["payload"] = 8 * len(out.data), index
             self.payloads[index, : len(out.data)] = out.data
+        for parity, order in enumerate(rank.orders):
+            self.order[parity * rank.config.outs :][: len(order)] = order
         for index, slot in enumerate(rank.slots):
             self.slots[index]["claim"] = slot.claim
         for index, peer in enumerate(rank.peers):
@@ -211,7 +213,7 @@ class Compared:
         chance = random.Random(f"{turn} {sender}")
         return [
             tuple(chance.getrandbits(64) for _ in range(chance.randint(0, ROOM)))
-            for _ in range(count)
+            for _ in range(chance.randint(1, count))
         ]
 
     def step(self, index: int) -> bool:

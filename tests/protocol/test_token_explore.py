@@ -40,6 +40,8 @@ SCENES = {
     "numbers wrap": Scene(PAIR, 3, 1, ALL, seq=0xFFFFFFFE),
     "a chain": Scene(CHAIN, 2, 1, kinds("lose")),
     "late duplicates": Scene(PAIR, 3, 2, kinds("duplicate", "stall")),
+    "fewer frames": Scene(TWO, 3, window=2, later=PAIR),
+    "fewer frames, and anything": Scene(TWO_ONE_WAY, 3, 1, ALL, window=2, later=ONE_WAY),
     "a doorbell": Scene([[0, 4], [2, 0]], 2, window=2, stride=2),
     "a doorbell, anything": Scene([[0, 3], [0, 0]], 2, 1, ALL, window=2, stride=2),
     "a doorbell, and tokens are lost": Scene(FIVE, 1, 2, kinds("lose"), window=2, stride=2),
@@ -49,6 +51,7 @@ SCENES = {
 LARGE = (
     "a chain",
     "anything goes wrong",
+    "fewer frames, and anything",
     "late duplicates",
     "numbers wrap",
     "one way, and three exchanges",

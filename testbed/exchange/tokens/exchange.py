@@ -45,11 +45,15 @@ class Tokens(Exchange):
 
     name: ClassVar[str] = "pinch"
     needs: ClassVar[Datapath] = "xdp"
-    forms: ClassVar[bool] = False
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
-        super().__init__(context, spec)
-        form = RowFormat.of(_LANES[spec.aggregate][spec.dtype], spec.dim, spec.halo)
+        cached = spec.bound is not None
+        if cached:  # rows are formed before they are compared
+            halo, aggregation = scaled_sums(spec.halo, spec.aggregation)
+            spec = replace(spec, halo=halo, aggregation=aggregation)
+        super().__init__(context, spec, forms=cached)
+        lanes = _LANES[spec.aggregate][spec.dtype]
+        form = RowFormat.of(lanes, spec.dim, spec.halo, marked=cached)
         native = not context.fabric_plan.generic
         self.layout = Layout.plan(form, spec.halo, spec.group.mtu, native)
         self.port: TokenPort | None = None
@@ -78,7 +82,7 @@ class Tokens(Exchange):
             )
         port.open_next()
         port.send(None)
-        Recovery(port, group.connect_timeout).wait(meeting=True)
+        Recovery(port, group.connect_timeout).wait()
         port.open_next()
         self._together = True
 
@@ -126,6 +130,10 @@ class Tokens(Exchange):
         table = self.port.counters()
         others = table["returned"] + table["statuses"]
         return Counters(table["sent"] + others, table["sent_bytes"], table["resent"])
+
+    def measures(self) -> dict[str, float]:
+        """See `Exchange.measures`."""
+        return {} if self.port is None else self.port.measures()
 
     def statistics(self) -> dict[str, int]:
         """The state of this rank: its sequence number, and all counters of its programs (``enum

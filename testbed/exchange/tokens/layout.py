@@ -61,7 +61,8 @@ class Partner:
     :param rows_in: Rows that it sends; `rows_out`: those for it.
     :param like: The first partner, by index, that gets the same rows.
     :param slot: The first slot for its frames, of `frames_in`; `out`: the first frame for it, of
-        `frames_out`. Where there are no rows, there is one frame that says so.
+        `frames_out`. Where there are no rows, there is one frame that says so; where rows have not
+        changed, there are fewer.
     """
 
     rank: int
@@ -110,12 +111,12 @@ class Layout:
 
     @property
     def slots(self) -> int:
-        """Frames that arrive in an exchange."""
+        """Frames that arrive in an exchange, at most."""
         return sum(partner.frames_in for partner in self.partners)
 
     @property
     def outs(self) -> int:
-        """Frames that are sent in an exchange."""
+        """Frames that are sent in an exchange, at most."""
         return sum(partner.frames_out for partner in self.partners)
 
     @property
@@ -124,25 +125,18 @@ class Layout:
         most = max((partner.rows_out for partner in self.partners), default=0)
         return min(self.room, _words(self.form, most))
 
-    @property
-    def order(self) -> NDArray[np.uint64]:
-        """Frames in the order in which they are sent: those for different ranks alternate, so that
-        each has something to do, and the first for each come first.
-        """
-        frames = [
-            (number, partner.out + number)
-            for partner in self.partners
-            for number in range(partner.frames_out)
-        ]
-        return np.array([frame for _, frame in sorted(frames)], np.uint64)
-
     def step_of(self, partner: Partner) -> tuple[int, int]:
         """Where the step of a partner's fixed lanes lands: a slot, and a byte in it."""
         slot, at = divmod(partner.rows_in * self.form.row_bytes, self.room)
         return partner.slot + slot, at
 
     def offsets(self) -> NDArray[np.uint32]:
-        """Where each halo row lands, in units of 4 bytes from where those of an exchange do."""
+        """Where each halo row lands, in units of 4 bytes from where those of an exchange do; with
+        marks, where it is kept.
+        """
+        if self.form.marked:
+            rows = sum(partner.rows_in for partner in self.partners)
+            return (self.form.row_bytes * np.arange(rows) // 4).astype(np.uint32)
         places = [
             partner.slot * self.room + self.form.row_bytes * np.arange(partner.rows_in)
             for partner in self.partners

@@ -19,6 +19,7 @@ from testbed.datapath.dispatcher import LINK, Dispatcher
 from testbed.exchange.adjacency import row_source
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.tokens.adding import Adding
+from testbed.exchange.tokens.kept import Cache
 from testbed.exchange.tokens.layout import Layout, Partner
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct, constant, counter_names, dtype
@@ -79,7 +80,7 @@ class TokenPort(Closing):
                 _configure(self._config, adding, spec, layout.room)
             sizes = {
                 "token_outs": 2 * layout.outs,
-                "token_order": layout.outs,
+                "token_order": 2 * layout.outs,
                 "token_slots": 2 * layout.slots,
                 "token_payloads": 2 * layout.outs,
                 "token_landing": 2 * layout.slots,
@@ -110,8 +111,7 @@ class TokenPort(Closing):
             self.landing: NDArray[np.uint8] = maps["token_landing"].view(np.uint8)
             count = spec.group.size if layout.form.is_fixed else spec.halo.num_halo
             self.steps = np.zeros(max(count, 1), np.float32)
-            if layout.outs:
-                maps["token_order"].view().reshape(-1)[: layout.outs] = layout.order
+            self.cache = Cache(spec, layout) if layout.form.marked else None
             self._socket = self._open.enter_context(_packet_socket())
             doorbell = dispatcher.doorbell.fd if rings else -1
             self._native = self._make_native(spec, doorbell)
@@ -126,7 +126,11 @@ class TokenPort(Closing):
         self._partners = np.zeros(max(len(layout.partners), 1), dtype("token_partner"))
         partner_of = np.zeros(max(layout.outs, 1), np.uint32)
         sums, rows_of = halo.in_sending_order()
-        self._source = row_source(layout.form, sums, spec.aggregation)
+        if layout.form.marked:
+            rows_of = halo.sends  # of what has been formed already
+            self._source = row_source(layout.form, None, spec.aggregation)
+        else:
+            self._source = row_source(layout.form, sums, spec.aggregation)
         consumer, producer, _ = maps["token_events"].ring_buffer()
         self._memory: list[Any] = [consumer, producer, partner_of, sums]  # kept alive
         first = 0
@@ -138,6 +142,10 @@ class TokenPort(Closing):
             entry["rows_out"], entry["rows"] = len(rows), rows.ctypes.data
             entry["rows_in"], entry["like"] = partner.rows_in, partner.like
             entry["step"] = 1.0  # a guess
+            if layout.form.marked and partner.like == index:
+                marked = np.zeros(max(len(rows), 1), np.int64)
+                self._memory.append(marked)
+                entry["marked"] = marked.ctypes.data
             first += partner.rows_in
             partner_of[partner.out :][: partner.frames_out] = index
         addresses = {
@@ -152,7 +160,7 @@ class TokenPort(Closing):
         self._call.tokens_wait.argtypes = [pointer, ctypes.c_int64]
         self._call.tokens_add.argtypes = [pointer]
         self._call.tokens_open.argtypes, self._call.tokens_open.restype = [pointer, u32], None
-        return Struct(
+        native = Struct(
             "tokens",
             control=self.control.address,
             **addresses,
@@ -169,6 +177,9 @@ class TokenPort(Closing):
             adder=self._object.programs["token_add"].fd,
             events=maps["token_events"].fd,
         )
+        if self.cache:
+            native.cache = self.cache.struct.value
+        return native
 
     @property
     def seq(self) -> int:
@@ -209,10 +220,11 @@ class TokenPort(Closing):
         masks = (sum(1 << rank for rank in ranks) for ranks in (gone, late))
         self._check(self._call.tokens_end(self._native.address, *masks))
 
-    def missing(self, partner: Partner, meeting: bool = False) -> NDArray[np.int64]:
-        """Numbers of the frames that have not landed from a rank."""
-        count = 1 if meeting else partner.frames_in
-        words = self._slots["claim"][self.seq & 1][partner.slot :][:count]
+    def missing(self, partner: Partner) -> NDArray[np.int64]:
+        """Numbers of the frames that have not landed from a rank; where none has, its first."""
+        parity = self.seq & 1
+        count = int(self.peers["frames"][partner.rank, parity]) or 1
+        words = self._slots["claim"][parity][partner.slot :][:count]
         landed = words == np.uint64(self.seq << 32 | constant("TOKEN_LANDED"))
         return np.flatnonzero(~landed)
 
@@ -234,16 +246,27 @@ class TokenPort(Closing):
 
     @property
     def landed(self) -> NDArray[np.uint8]:
-        """What has landed in this exchange."""
+        """Where rows are that have landed: `Layout.offsets`."""
+        if self.cache:
+            return self.cache.store
         half = self.landing.size // 2
         return self.landing.reshape(-1)[(self.seq & 1) * half :][:half]
 
     @property
     def seconds(self) -> dict[str, float]:
         """Time spent in `send` and `wait`, by phase."""
+        names = {"quantize": "quantize", "send": "send", "wait": "wait", "aggregate": "take"}
+        return {phase: getattr(self._native, f"{name}_ns") * 1e-9 for phase, name in names.items()}
+
+    def measures(self) -> dict[str, float]:
+        """What the cache has saved."""
+        if self.cache is None:
+            return {}
+        found, form = self._native.cache, self.layout.form
         return {
-            phase: getattr(self._native, f"{phase}_ns") * 1e-9
-            for phase in ("quantize", "send", "wait")
+            "cache_hits": float(found["hits"]),
+            "cache_lookups": float(found["lookups"]),
+            "bytes_saved": float(found["saved"]) * (form.row_bytes + 4 * form.stepped),
         }
 
     def counters(self) -> dict[str, int]:

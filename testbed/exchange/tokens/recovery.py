@@ -35,16 +35,13 @@ class Recovery:
         names = [member.name for member in port.group.members]
         self._words = Words(port.group.rank, names, timeout)
         self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
-        self._meeting = False
 
-    def wait(self, meeting: bool = False) -> None:
+    def wait(self) -> None:
         """Wait until everything has landed.
 
-        :param meeting: Ranks only meet.
         :raises CollectiveError: There was no progress for the timeout, ranks differ, or exchanges
             have ended; the text says why.
         """
-        self._meeting = meeting
         started = time.monotonic()
         waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
         if waited in (Waited.TIME_UP, Waited.DAMAGED):
@@ -83,12 +80,11 @@ class Recovery:
         return waited
 
     def _ask(self, attempt: int) -> None:
-        """Ask each rank for what is missing, or only for its first frame if nothing has come."""
+        """Ask each rank for what is missing."""
         for partner in self.port.layout.partners:
-            missing = self.port.missing(partner, self._meeting)
+            missing = self.port.missing(partner)
             if len(missing):
-                few = missing[:_ASKS] if len(missing) < partner.frames_in else missing[:1]
-                self.port.ask(partner.rank, few.tolist(), attempt)
+                self.port.ask(partner.rank, missing[:_ASKS].tolist(), attempt)
 
     def seen(self) -> Seen:
         """The state on which `Policy` bases its decisions."""
@@ -98,7 +94,7 @@ class Recovery:
         landed = peers["landed"][:, parity].tolist()
         handshakes, at = list(zeros), peers["at"].tolist()
         for partner in port.layout.partners:
-            rank, frames = partner.rank, 1 if self._meeting else partner.frames_in
+            rank, frames = partner.rank, int(peers["frames"][partner.rank, parity]) or 1
             if landed[rank]:
                 at[rank] = seq
             if at[rank] == seq:

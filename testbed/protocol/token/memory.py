@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from testbed.kernel.abi import constant, counter_names
@@ -99,14 +98,6 @@ class Config:
     window: int
     stride: int = 1
 
-    @cached_property
-    def order(self) -> tuple[int, ...]:
-        """Frames in the order in which they are sent."""
-        frames = sorted(
-            (number, pair.out + number) for pair in self.pairs for number in range(pair.frames_out)
-        )
-        return tuple(frame for _, frame in frames)
-
     @property
     def slots(self) -> int:
         """Frames that arrive in an exchange, at most."""
@@ -125,7 +116,10 @@ class Config:
 
 @dataclass
 class Memory:
-    """``struct token_control`` and the maps."""
+    """``struct token_control`` and the maps.
+
+    :ivar orders: By parity, frames in the order in which they are sent.
+    """
 
     config: Config
     open: int = 0
@@ -139,6 +133,7 @@ class Memory:
     returned: int = 0
     stalled: int = 0
     complete: list[int] = field(default_factory=lambda: [0, 0])
+    orders: list[tuple[int, ...]] = field(default_factory=lambda: [(), ()])
     outs: list[Out] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
@@ -154,11 +149,13 @@ class Memory:
     def save(self) -> tuple[Any, ...]:
         """All that decides what happens next: neither counters nor wake-ups."""
         words = self.open, self.entered, self.waits, self.gone, self.late, self.ended
-        tables = tuple(self.complete), tuple(self.outs), tuple(self.slots), tuple(self.peers)
-        return (*words, self.ready, self.next, self.returned, self.stalled, *tables)
+        tokens = self.ready, self.next, self.returned, self.stalled
+        tables = tuple(self.outs), tuple(self.slots), tuple(self.peers)
+        return (*words, *tokens, tuple(self.complete), tuple(self.orders), *tables)
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Go back to a saved state."""
         self.open, self.entered, self.waits, self.gone, self.late, self.ended = saved[:6]
         self.ready, self.next, self.returned, self.stalled = saved[6:10]
-        self.complete, self.outs, self.slots, self.peers = map(list, saved[10:])
+        tables = map(list, saved[10:])
+        self.complete, self.orders, self.outs, self.slots, self.peers = tables

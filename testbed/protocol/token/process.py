@@ -46,9 +46,15 @@ class Process:
         rank, config = self.rank, self.rank.config
         first = (self.seq & 1) * config.outs
         rank.entered = self.seq
-        places = {frame: place for place, frame in enumerate(config.order)}
-        for partner, frames in messages.items():
-            for number, data in enumerate(frames):
+        frames = sorted(
+            (number, config.pairs[partner].out + number)
+            for partner, data in messages.items()
+            for number in range(len(data))
+        )
+        rank.orders[self.seq & 1] = order = tuple(frame for _, frame in frames)
+        places = {frame: place for place, frame in enumerate(order)}
+        for partner, message in messages.items():
+            for number, data in enumerate(message):
                 frame = config.pairs[partner].out + number
                 index, last = first + frame, config.stride - 1
                 returns = FLAGS.RETURN if places[frame] % config.stride == last else 0
@@ -57,14 +63,13 @@ class Process:
                     self.seq,
                     partner,
                     number,
-                    len(frames),
+                    len(message),
                     flags | returns,
                     rank.outs[index].acked,
                     tuple(data),
                 )
-        total = sum(map(len, messages.values()))
         rank.ready = rank.next = rank.returned = word_of(self.seq, 0)
-        rank.ready += total
+        rank.ready += len(order)
         return self.push()
 
     def push(self) -> list[Packet]:

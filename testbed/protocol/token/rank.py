@@ -186,7 +186,7 @@ class Rank(Memory):
             return None
         place, parity = self.next & 0xFFFFFFFF, seq_of(self.next) & 1
         self.next += 1
-        return self._fill(packet, parity * self.config.outs + self.config.order[place], 0)
+        return self._fill(packet, parity * self.config.outs + self.orders[parity][place], 0)
 
     def on_doorbell(self, packet: Packet) -> Packet | None:
         """The process has rung (``token_doorbell``): fill an empty frame with the next one, and

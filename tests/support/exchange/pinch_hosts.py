@@ -16,7 +16,7 @@ from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
 from testbed.protocol.scale import ScaleGuess
-from testbed.testing.aggregates import exact_aggregates, float_aggregates, token_aggregates
+from testbed.testing.aggregates import Kept, exact_aggregates, float_aggregates, token_aggregates
 from testbed.testing.graphs import Partitioned
 from testbed.worker import WorkerContext, Workers
 from tests.support.exchange import hosts
@@ -89,6 +89,11 @@ def assert_exact(
     else:
         bits = 16 if lanes == "int16" else 32
         expected = exact_aggregates(graph, x, kind, bits, guess, choice, width)
+    assert_same(results, expected)
+
+
+def assert_same(results: Sequence[Any], expected: Sequence[np.ndarray]) -> None:
+    """Check the results of all ranks, bit for bit."""
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
         np.testing.assert_array_equal(result, wanted, err_msg=f"rank {rank}")
@@ -117,6 +122,10 @@ class Opened(Closing):
         self.dtype: RowType | None = options.get("dtype")
         self.open = False
         self.guess = ScaleGuess(slack=SLACK)
+        self.kept: Kept | None = None
+        if self.broadcast == "tokens" and options.get("bound") is not None:
+            bound, staleness = options["bound"], options.get("staleness", 10)
+            self.kept = Kept(graph, kind, bound, staleness, self.dtype, self.choice)
         window = {"window": options.pop("window")} if "window" in options else {}
         groups = on.groups(graph.world, lanes=lanes, timeout=timeout, **window)
         self.number = groups[0].group_id
@@ -149,7 +158,13 @@ class Opened(Closing):
         """Check that all results of the last of `times` times are exact; no time may change the
         scale.
         """
+        for _ in range(times - 1):
+            for x in inputs if self.kept else ():
+                self.kept.send(x)
         for x, results in zip(inputs, self.aggregate(inputs, times), strict=True):
+            if self.kept:
+                assert_same(results, self.kept.aggregates(x))
+                continue
             assert_exact(
                 self.graph,
                 self.kind,

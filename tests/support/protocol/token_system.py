@@ -33,7 +33,8 @@ KEPT = ("heard", "news", "answers", "at", "waits")
 class Scene:
     """What happens in an exploration.
 
-    :param frames: The number of frames that each rank sends to each other one, in each exchange.
+    :param frames: The number of frames that each rank sends to each other one, in each exchange;
+        `later`: in every other, if that is not as many.
     :param exchanges: How many there are.
     :param faults: How many faults there may be in total; `kinds`: which ones.
     :param window: Frames in flight of each rank; `stride`: how many for each that returns.
@@ -49,6 +50,7 @@ class Scene:
     stride: int = 1
     seq: int = 5
     one_way: bool = True
+    later: Sequence[Sequence[int]] | None = None
 
     @property
     def ranks(self) -> int:
@@ -62,10 +64,12 @@ class Scene:
 
     def message(self, turn: int, sender: int, receiver: int) -> list[tuple[int, ...]]:
         """The data of the frames from one rank to another."""
-        if not self.frames[sender][receiver]:
-            return [()] * self.count(sender, receiver)
+        table = self.later if self.later and turn % 2 else self.frames
+        count = table[sender][receiver]
+        if not count:
+            return [()] * bool(self.count(sender, receiver))
         value = (turn + 1) << 16 | (sender + 1) << 8
-        return [(value + number + 1,) for number in range(self.frames[sender][receiver])]
+        return [(value + number + 1,) for number in range(count)]
 
 
 def make_config(scene: Scene, rank: int) -> Config:
@@ -149,10 +153,12 @@ class Tokens(System[State]):
         return None
 
     def _most_tokens(self, state: State) -> int:
-        """Those of this exchange and of the one before; what is asked for again makes more."""
+        """A window of each exchange, whose tokens may be late; what is asked for again makes
+        more.
+        """
         if self.scene.kinds & {"duplicate", "early", "lose", "damage"}:
             return 100
-        return 2 * self.scene.window * self.scene.ranks
+        return self.scene.exchanges * self.scene.window * self.scene.ranks
 
     def is_end(self, state: State) -> bool:
         return all(self.parts[number].turn == self.scene.exchanges for number in state.ranks)
