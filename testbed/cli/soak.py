@@ -5,12 +5,16 @@ is up.
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from testbed.cli import options
 from testbed.core.numbers import Real, Whole
+from testbed.exchange.options import Broadcast
+
+WAYS = ("xdp-ring", "tcp-ring", "gloo", *get_args(Broadcast))
+"""What may be at work: `Scenario.ways`."""
 
 WEEK = 7 * 24 * 60  # minutes
 
@@ -18,6 +22,7 @@ EPILOG = options.examples(
     "sudo testbed soak --minutes 30",
     "sudo testbed soak --seed 7 --only 42   [dim]scenario 42 of seed 7 again[/dim]",
     "sudo testbed soak --seed 7 --only 42 --only 43   [dim]on one fabric[/dim]",
+    "sudo testbed soak --minutes 30 --with tokens   [dim]scenarios with exchanges by tokens[/dim]",
     "sudo testbed soak --minutes 30 --markdown > soak.md",
     after="Exit status 1 if a scenario fails; Ctrl-C ends with the summary of what has passed.",
 )
@@ -26,6 +31,12 @@ EPILOG = options.examples(
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command(epilog=EPILOG)(soak)
+
+
+def _way(text: str) -> str:
+    if text not in WAYS:
+        raise typer.BadParameter(f"{text}: must be {', '.join(WAYS[:-1])} or {WAYS[-1]}")
+    return text
 
 
 def soak(
@@ -41,6 +52,16 @@ def soak(
         list[int] | None,
         typer.Option(
             parser=options.number(Whole(0)), metavar="K", help="Play only scenario K; repeatable."
+        ),
+    ] = None,
+    ways: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            parser=_way,
+            metavar="WAY",
+            help=f"Play only scenarios in which this is at work: {', '.join(WAYS[:-1])} or"
+            f" {WAYS[-1]}; repeatable.",
         ),
     ] = None,
     keep: Annotated[
@@ -89,7 +110,7 @@ def soak(
         results.say(coverage.markdown(seed) if markdown else coverage.text())
         results.write({"seed": seed, **coverage.to_dict()})
 
-    session = Soak(seed, started + 60 * minutes, only or (), keep)
+    session = Soak(seed, started + 60 * minutes, only or (), keep, ways or ())
     try:
         for report in session.run(show if terminal else lambda scenario: None):
             coverage.add(report)

@@ -210,6 +210,12 @@ class Scenario:
         return [self.backend] * bool(self.groups) + ["pinch"] * bool(self.exchanges)
 
     @property
+    def ways(self) -> set[str]:
+        """What is at work: a backend, and exchanges by their `broadcast`."""
+        exchanges = {str(exchange.terms.broadcast) for exchange in self.exchanges}
+        return {self.backend, *exchanges} if self.groups else exchanges
+
+    @property
     def collectives(self) -> int:
         """All-reduces and aggregations, of all tasks."""
         return sum(task.turns * task.rounds for task in self.tasks)

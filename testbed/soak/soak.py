@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from testbed.core.errors import TestbedError
@@ -45,12 +45,20 @@ class Soak:
 
     :param seed: Scenario K of a seed is always the same.
     :param deadline: Time of the monotonic clock from which on no scenario is started.
-    :param only: Play only these scenarios.
+    :param only: Play only these scenarios; `ways`: only those with one of these at work, if any
+        are named.
     :param folder: Where the remains of a failed scenario are kept.
     """
 
-    def __init__(self, seed: int, deadline: float, only: Sequence[int], folder: Path) -> None:
-        self.seed, self.only, self.folder = seed, only, folder
+    def __init__(
+        self,
+        seed: int,
+        deadline: float,
+        only: Sequence[int],
+        folder: Path,
+        ways: Collection[str] = (),
+    ) -> None:
+        self.seed, self.only, self.folder, self.ways = seed, only, folder, ways
         self._deadline = deadline
         self._harness: Harness | None = None
         self._baseline: Holdings | None = None
@@ -68,6 +76,8 @@ class Soak:
         try:
             for number in self._numbers():
                 scenario = draw(self.seed, number)
+                if self.ways and not scenario.ways.intersection(self.ways):
+                    continue
                 progress(scenario)
                 try:
                     yield self._play(scenario)

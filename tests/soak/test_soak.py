@@ -65,6 +65,23 @@ def play(monkeypatch, tmp_path):
     return run
 
 
+def test_only_scenarios_with_what_is_asked_for_are_played(monkeypatch, tmp_path) -> None:
+    clones = replace(EXCHANGE, terms=ExchangeOptions(broadcast="tc"))
+    both = replace(SCENARIO, exchanges=(clones,))
+    scenarios = [SCENARIO, both, replace(both, groups=())]
+    assert [sorted(each.ways) for each in scenarios] == [["xdp-ring"], ["tc", "xdp-ring"], ["tc"]]
+    for ways, expected in (
+        ((), [0, 1, 2]),
+        (["tc"], [1, 2]),
+        (["tokens"], []),
+        (["tc", "xdp-ring"], [0, 1, 2]),
+    ):
+        monkeypatch.setattr(soak, "draw", lambda seed, number: scenarios[number])
+        monkeypatch.setattr(soak.Soak, "_play", lambda self, scenario: scenario)
+        played = list(soak.Soak(1, 0, range(3), tmp_path, ways).run())
+        assert played == [scenarios[number] for number in expected]
+
+
 @pytest.mark.timeout(600)  # nine scenarios on two fabrics: a busy machine may take minutes
 @pytest.mark.alone
 def test_scenarios_of_every_kind_pass(play):
