@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from testbed.comm.backend import Backend
 
-__all__ = ["digest", "flatten", "give"]
+__all__ = ["digest", "flatten", "give", "pack", "unpack"]
 
 
 def flatten(parameters: Iterable[nn.Parameter]) -> nn.Parameter:
@@ -48,18 +48,28 @@ def give(backend: Backend, tensors: Sequence[Tensor]) -> None:
     :param tensors: Of any types, the same on all ranks.
     :raises CollectiveError: It could not complete.
     """
-    raw = [_bytes(tensor) for tensor in tensors]
-    size = sum(len(each) for each in raw)
-    if not size or not backend.broadcasts:
+    packed = pack(tensors)
+    if not len(packed) or not backend.broadcasts:
         return
-    packed = np.zeros(-(-size // 4) * 4, np.uint8)
-    np.concatenate(raw, out=packed[:size])
     words = packed.view(np.float32)
     for start in range(0, len(words), backend.spec.capacity):
         backend.broadcast(words[start : start + backend.spec.capacity])
+    unpack(packed, tensors)
+
+
+def pack(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
+    """Return the bytes of tensors, and zeros up to a multiple of 4."""
+    raw = [_bytes(tensor) for tensor in tensors]
+    size = sum(len(each) for each in raw)
+    return np.concatenate([*raw, np.zeros(-size % 4, np.uint8)])
+
+
+@torch.no_grad()
+def unpack(packed: NDArray[np.uint8], tensors: Sequence[Tensor]) -> None:
+    """Give tensors the values that `pack` has packed of others of their types and shapes."""
     start = 0
-    for tensor, each in zip(tensors, raw, strict=True):
-        end = start + len(each)
+    for tensor in tensors:
+        end = start + tensor.numel() * tensor.element_size()
         found = torch.from_numpy(packed[start:end].copy()).view(tensor.dtype)
         tensor.copy_(found.reshape(tensor.shape))
         start = end

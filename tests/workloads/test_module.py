@@ -229,3 +229,20 @@ def test_a_run_with_losses(tmp_path: Path) -> None:
     losses = run.metric("loss").groupby(["backend", "epoch"])["value"].mean()
     np.testing.assert_allclose(losses["xdp-ring"], losses["tcp-ring"], atol=0.02)
     assert set(run.metric("test_accuracy")["backend"]) == {"xdp-ring", "tcp-ring"}
+
+
+@pytest.mark.net
+@pytest.mark.deep
+@pytest.mark.usefixtures("cache")
+def test_backends_begin_with_equal_weights_whatever_these_are_drawn_with(tmp_path: Path) -> None:
+    """Ranks of mpi are processes of their own."""
+    made = scenario(
+        task="tests.support.workloads.tasks:NumpyInit",
+        timeout=20.0,
+        backends=["xdp-ring", "tcp-ring", "mpi"],
+        lanes="int32",
+    )
+    run = load_run(run_scenario(made, tmp_path / "run", quiet=True))
+    losses = run.metric("loss").groupby(["backend", "epoch"])["value"].mean()
+    for backend in ("xdp-ring", "mpi"):
+        np.testing.assert_allclose(losses[backend], losses["tcp-ring"], rtol=1e-4)

@@ -1,7 +1,8 @@
 """The controller's side of the training of a torch module."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from testbed.core.errors import SpecError
@@ -9,7 +10,7 @@ from testbed.host import estimates
 from testbed.workloads.data_parallel.gradients import GradientSession
 from testbed.workloads.module import calls
 from testbed.workloads.module.scenario import ModuleScenario
-from testbed.workloads.workload import OPTIMIZERS
+from testbed.workloads.workload import OPTIMIZERS, Stage
 
 __all__ = ["ModuleSession"]
 
@@ -51,6 +52,19 @@ class ModuleSession(GradientSession[ModuleScenario]):
             "gradient_bytes": 4 * self._parameters,
             "samples": samples,
         }
+
+    @contextmanager
+    def ranks(self, stage: Stage, trial: int) -> Iterator[dict[str, list[str]]]:
+        """See `Session.ranks`. Each backend begins with the same weights, whatever they are drawn
+        with; a backend gives those of its rank 0 to the others.
+        """
+        with super().ranks(stage, trial) as ranks:
+            (first, names), *others = ranks.items()
+            if others:
+                values = stage.workers[names[0]].call(calls.snapshot_rank, backend=first)
+                for backend, (root, *_) in others:
+                    stage.workers[root].call(calls.restore_rank, backend=backend, values=values)
+            yield ranks
 
     @property
     def capacity(self) -> int:

@@ -18,7 +18,7 @@ from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.result import share_of
 from testbed.gnn.sampling import shares
 from testbed.gnn.train import DROPOUT, SHUFFLE, Minibatches
-from testbed.gnn.weights import give
+from testbed.gnn.weights import give, pack, unpack
 from testbed.host.estimates import VALIDATION_BATCH
 from testbed.workloads.module.scenario import ModuleTable
 from testbed.workloads.module.task import TASKS, Part, Task
@@ -130,7 +130,18 @@ class ModuleTrainer(Minibatches):
 
     def begin(self, backend: Backend) -> None:
         """Let all ranks begin as rank 0 does, whatever the module's weights are drawn with."""
-        give(backend, [*self.model.parameters(), *self.model.buffers()])
+        give(backend, self._all())
+
+    def snapshot(self) -> NDArray[np.uint8]:
+        """Return all of the module's values."""
+        return pack(self._all())
+
+    def restore(self, values: NDArray[np.uint8]) -> None:
+        """Go back to a `snapshot`, of this module or of another that was made likewise."""
+        unpack(values, self._all())
+
+    def _all(self) -> list[torch.Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def state(self) -> list[torch.Tensor]:
         """Return the buffers, such as a normalization's running means, which DDP takes from rank 0,
