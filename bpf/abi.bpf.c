@@ -147,6 +147,7 @@ KEEP(enum partition_size);
 KEEP(enum partition_owner);
 KEEP(struct partition);
 KEEP(struct fennel);
+KEEP(struct hdrf);
 KEEP(struct rmat);
 
 KEEP(enum capture_size);

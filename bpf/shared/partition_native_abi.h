@@ -18,6 +18,7 @@ enum partition_owner {
 	PARTITION_HYBRID_OUT,
 	PARTITION_HYBRID_IN,
 	PARTITION_CARTESIAN,
+	PARTITION_LOWER,
 };
 
 struct partition {
@@ -28,6 +29,16 @@ struct partition {
 	const __u16 *masters;
 	const __u32 *degrees; /* or NULL where owner does not look at them */
 	__u64 *held;	      /* bit h of row v: part h holds vertex v */
+};
+
+/* What HDRF has seen of the stream. */
+struct hdrf {
+	__u32 parts;
+	__u32 words;	/* as above */
+	__u16 *masters; /* a vertex's becomes the owner of its first edge */
+	__u64 *held;
+	__u32 *degrees; /* so far */
+	__u64 *sizes;	/* edges of each part so far */
 };
 
 /* Vertices first..last-1 of a round, which others assign the rest of at the same time. */

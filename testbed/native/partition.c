@@ -18,6 +18,10 @@ void partition_degrees(const uint32_t *ids, uint64_t n, uint32_t *degrees);
 void partition_group(const uint32_t *src, const uint32_t *dst, uint64_t n, uint64_t first,
 		     uint64_t rows, int64_t *indptr, uint32_t *indices);
 void partition_fennel(const struct fennel *f);
+void partition_hdrf(const struct hdrf *h, const uint32_t *src, const uint32_t *dst, uint64_t n,
+		    uint16_t *owners);
+void partition_adopt(uint16_t *masters, const uint32_t *src, const uint32_t *dst, uint64_t n,
+		     const uint16_t *owners);
 void rmat_edges(const struct rmat *r, uint64_t first, uint64_t step, uint64_t n, uint32_t *src,
 		uint32_t *dst);
 
@@ -61,6 +65,9 @@ static inline __attribute__((always_inline)) uint64_t assign(const struct partit
 		case PARTITION_HYBRID_IN:
 			owner = p->degrees[d] > p->hub ? from : to;
 			break;
+		case PARTITION_LOWER:
+			owner = p->degrees[s] <= p->degrees[d] ? from : to;
+			break;
 		default:
 			owner = from / p->columns * p->columns + to % p->columns;
 		}
@@ -91,8 +98,74 @@ uint64_t partition_assign(const struct partition *p, uint32_t how, const uint32_
 		return assign(p, PARTITION_HYBRID_OUT, src, dst, n, owners, counts);
 	case PARTITION_HYBRID_IN:
 		return assign(p, PARTITION_HYBRID_IN, src, dst, n, owners, counts);
+	case PARTITION_LOWER:
+		return assign(p, PARTITION_LOWER, src, dst, n, owners, counts);
 	default:
 		return assign(p, PARTITION_CARTESIAN, src, dst, n, owners, counts);
+	}
+}
+
+static inline void adopt(uint16_t *masters, uint32_t vertex, uint32_t part)
+{
+	if (masters[vertex] == PARTITION_UNASSIGNED)
+		masters[vertex] = part;
+}
+
+// The master of a vertex without one is the owner of its first edge.
+void partition_adopt(uint16_t *masters, const uint32_t *src, const uint32_t *dst, uint64_t n,
+		     const uint16_t *owners)
+{
+	for (uint64_t i = 0; i < n; i++) {
+		adopt(masters, src[i], owners[i]);
+		adopt(masters, dst[i], owners[i]);
+	}
+}
+
+static inline double worth(const struct hdrf *h, uint32_t vertex, uint32_t part, double value)
+{
+	uint64_t word = h->held[(uint64_t)vertex * h->words + part / 64];
+
+	return h->masters[vertex] == part || word >> part % 64 & 1 ? value : 0;
+}
+
+// Choose the owners of the next edges of the stream: the part with the highest score, among equals
+// the first. A part that has an end of the edge already is worth more if that is the end with the
+// lower degree, so that hubs are replicated first.
+void partition_hdrf(const struct hdrf *h, const uint32_t *src, const uint32_t *dst, uint64_t n,
+		    uint16_t *owners)
+{
+	for (uint64_t i = 0; i < n; i++) {
+		uint32_t s = src[i], d = dst[i], best = 0;
+		uint64_t least = h->sizes[0], most = h->sizes[0];
+		double share, high = -1;
+
+		h->degrees[s]++;
+		h->degrees[d]++;
+		share = (double)h->degrees[s] / ((double)h->degrees[s] + (double)h->degrees[d]);
+		for (uint32_t part = 1; part < h->parts; part++) {
+			least = h->sizes[part] < least ? h->sizes[part] : least;
+			most = h->sizes[part] > most ? h->sizes[part] : most;
+		}
+		for (uint32_t part = 0; part < h->parts; part++) {
+			double score = (double)(most - h->sizes[part]) / (double)(1 + most - least);
+
+			score += worth(h, s, part, 2 - share);
+			score += worth(h, d, part, 1 + share);
+			if (score > high) {
+				high = score;
+				best = part;
+			}
+		}
+		owners[i] = best;
+		h->sizes[best]++;
+		for (int end = 0; end < 2; end++) {
+			uint32_t vertex = end ? d : s;
+
+			adopt(h->masters, vertex, best);
+			if (h->masters[vertex] != best)
+				h->held[(uint64_t)vertex * h->words + best / 64] |= 1ULL
+										    << best % 64;
+		}
 	}
 }
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Degrees", "Masters", "Needs", "Policy", "State", "Vertices"]
+__all__ = ["Degrees", "Masters", "Needs", "Policy", "Side", "State", "Vertices"]
 
 Vertices = NDArray[np.uint32]
 """Shape (k,): numbers of vertices."""
@@ -20,9 +20,10 @@ Masters = NDArray[np.uint16]
 """Parts, 0..parts-1; 65,535 for a vertex that has no master so far."""
 
 Degrees = NDArray[np.uint32]
-"""How many edges leave each vertex, or enter it if the policy's `side` is ``target``."""
+"""How many edges leave each vertex, or enter it, or both: see the policy's `side`."""
 
 Needs = Literal["nothing", "degrees", "neighbours"]
+Side = Literal["source", "target", "both"]
 
 
 @dataclass
@@ -55,7 +56,11 @@ class Policy(ABC):
 
     :cvar needs: What has to be known before the first edge is assigned. ``nothing``: the graph is
         read once. ``degrees``: twice. ``neighbours``: of each vertex, when its master is chosen.
-    :cvar side: The end whose edges are counted as a vertex's degree and balanced among ranges.
+    :cvar side: The end whose edges are counted as a vertex's degree and balanced among ranges;
+        ``both``: all edges of a vertex.
+    :cvar in_order: Edges come first: `get_edge_owner` is called for edges in their order, by one
+        thread, and a vertex's master is the owner of its first edge. `get_master` is asked about
+        vertices without edges alone.
     :cvar whole: With ``neighbours``: whether `get_master` is called once, for all vertices.
     :param parts: Number of parts, 1 to 1,024.
     :param seed: Of all draws.
@@ -63,7 +68,8 @@ class Policy(ABC):
 
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = "nothing"
-    side: ClassVar[Literal["source", "target"]] = "source"
+    side: ClassVar[Side] = "source"
+    in_order: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 
     def __init__(self, parts: int, seed: int = 0) -> None:
@@ -81,9 +87,9 @@ class Policy(ABC):
     def get_edge_owner(
         self, src: Vertices, dst: Vertices, degrees: Degrees | None, masters: Masters
     ) -> Masters:
-        """Choose the parts that own edges; called by several threads at once.
+        """Choose the parts that own edges; called by several threads at once, unless `in_order`.
 
         :param degrees: Shape (num_vertices,); None if the policy needs nothing.
-        :param masters: Shape (num_vertices,), all of them.
+        :param masters: Shape (num_vertices,), all of them; with `in_order`, those known so far.
         :returns: Shape (k,).
         """

@@ -15,7 +15,17 @@ from testbed.gnn.streaming.policies import GAMMA, HUB, alpha, grid_columns
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.native import load
 
-__all__ = ["Assigner", "count_degrees", "draw_rmat", "fennel", "group", "prepare", "scatter"]
+__all__ = [
+    "Assigner",
+    "Hdrf",
+    "adopt",
+    "count_degrees",
+    "draw_rmat",
+    "fennel",
+    "group",
+    "prepare",
+    "scatter",
+]
 
 _P, _U32, _U64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -24,6 +34,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "partition_degrees": (None, [_P, _U64, _P]),
     "partition_group": (None, [_P, _P, _U64, _U64, _U64, _P, _P]),
     "partition_fennel": (None, [_P]),
+    "partition_hdrf": (None, [_P, _P, _P, _U64, _P]),
+    "partition_adopt": (None, [_P, _P, _P, _U64, _P]),
     "rmat_edges": (None, [_P, _U64, _U64, _U64, _P, _P]),
 }
 
@@ -177,6 +189,44 @@ def fennel(
     )
     _function("partition_fennel")(struct.address)
     return nodes, edges
+
+
+class Hdrf:
+    """Chooses the owners of a stream of edges by HDRF's score: see `policies.Hdrf`.
+
+    :param masters: Shape (n,), which it changes; `held`: as `Assigner`'s, likewise.
+    :param degrees: Shape (n,), zeros.
+    """
+
+    def __init__(
+        self, parts: int, masters: Masters, held: NDArray[np.uint64], degrees: Degrees
+    ) -> None:
+        sizes = np.zeros(parts, np.uint64)
+        self._arrays = masters, held, degrees, sizes  # kept alive
+        self._struct = Struct(
+            "hdrf",
+            parts=parts,
+            words=held.shape[1],
+            masters=masters.ctypes.data,
+            held=held.ctypes.data,
+            degrees=degrees.ctypes.data,
+            sizes=sizes.ctypes.data,
+        )
+
+    def choose(self, src: Vertices, dst: Vertices) -> Masters:
+        """Return the owners of the next edges."""
+        owners = np.empty(len(src), np.uint16)
+        _function("partition_hdrf")(
+            *(self._struct.address, src.ctypes.data, dst.ctypes.data, len(src), owners.ctypes.data)
+        )
+        return owners
+
+
+def adopt(masters: Masters, src: Vertices, dst: Vertices, owners: Masters) -> None:
+    """Let the masters of vertices without one be the owners of their first edges."""
+    _function("partition_adopt")(
+        masters.ctypes.data, src.ctypes.data, dst.ctypes.data, len(src), owners.ctypes.data
+    )
 
 
 def draw_rmat(

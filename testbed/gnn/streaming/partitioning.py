@@ -118,18 +118,26 @@ class _Partitioning:
                 f"--parts: {options.parts}: {edges.name} has {edges.num_vertices} vertices: must be"
                 " one per vertex at most"
             )
+        both = self._policy.side == "both"
+        self._sides = (0, 1) if both else (int(self._target),)
         self._sampled: Pair = edges.sample() if edges.indptr is None or self._target else _NONE
         ids = max((int(ends.max(initial=0)) for ends in self._sampled), default=0)
         self._expected = edges.num_vertices or ids + 1
         words = -(-options.parts // 64)
         per_vertex = 2 + 8 * words + 4 * self._counted + 2 * (self._policy.needs == "neighbours")
-        per_vertex += ONCE
+        streamed = self._built_in and self._policy.in_order
+        per_vertex += ONCE + 4 * streamed
         self.plan = Plan(options.memory, self._expected, per_vertex, options.parts, options.threads)
         self._size = batch_size(self.plan, options.parts)
         n = edges.num_vertices
         self._masters = vertex_table(np.uint16, n)
         self._degrees = vertex_table(np.uint32, n) if self._counted else None
         self._held = vertex_table(np.uint64, n, words).reshape(len(self._masters), words)
+        self._hdrf = (
+            loops.Hdrf(options.parts, self._masters, self._held, vertex_table(np.uint32, n))
+            if streamed
+            else None
+        )
         self._seen, self._filled = n or 0, 0
         self._lock = threading.Lock()
         parts = options.parts
@@ -165,7 +173,7 @@ class _Partitioning:
                 " per vertex at most"
             )
         self._state.num_vertices = n
-        self._state.num_edges = int(self._degrees[:n].sum(dtype=np.int64))
+        self._state.num_edges = int(self._degrees[:n].sum(dtype=np.int64)) // len(self._sides)
         self._state.bounds = exact_bounds(self._degrees[:n], self._options.parts)
         if self._policy.needs == "neighbours":
             self._choose(spill.blocks() if spill else blocks_of(self._edges, self.plan.grouped))
@@ -181,7 +189,7 @@ class _Partitioning:
     def _count(self) -> None:
         """Count degrees, in a pass over the edges unless the graph has them."""
         assert self._degrees is not None
-        if self._edges.indptr is not None and not self._target:
+        if self._edges.indptr is not None and self._sides == (0,):
             self._degrees[:] = np.diff(self._edges.indptr)
             return
         degrees = self._degrees
@@ -189,7 +197,8 @@ class _Partitioning:
         def count(batch: Batch) -> int:
             pair = batch()
             self._see(pair)
-            loops.count_degrees(pair[self._target], degrees)
+            for side in self._sides:
+                loops.count_degrees(pair[side], degrees)
             return len(pair[0])
 
         for _ in self._watched("degrees", self._in_order(count, self._edges), lambda n: n):
@@ -239,7 +248,7 @@ class _Partitioning:
             else:
                 state.indptr = block.indptr
                 ids = np.arange(block.first, block.last, dtype=np.uint32)
-                self._fill(self._policy.get_master(ids, self._degrees[ids], state), block.first)
+                self._masters[ids] = self._masters_of(ids)
             self._progress("masters", block.last / n)
         self._filled = n
 
@@ -267,20 +276,28 @@ class _Partitioning:
 
     def choose_owners(self, writer: PartitionWriter) -> None:
         """Give each edge to its owner."""
-        owner = self._policy.owner if self._built_in else "given"  # type: ignore[attr-defined]
+        native = self._built_in and not self._policy.in_order
+        owner = self._policy.owner if native else "given"  # type: ignore[attr-defined]
         self._extend(self._seen - 1)
         assigner = loops.Assigner(
             owner, self._options.parts, self._masters, self._degrees, self._held
         )
 
-        def assign(batch: Batch) -> Any:
-            src, dst = batch()
-            self._extend(self._see((src, dst)))
-            given = None if self._built_in else self._owners(src, dst)
-            owners, counts, cut = assigner.assign(src, dst, given)
-            return *loops.scatter(src, dst, owners, counts), counts, cut
+        def read(batch: Batch) -> Pair:
+            pair = batch()
+            self._extend(self._see(pair))
+            return pair
 
-        assigned = self._in_order(assign, self._stream)
+        def assign(pair: Pair) -> Any:
+            given = self._owners(*pair) if owner == "given" else None
+            owners, counts, cut = assigner.assign(*pair, given)
+            return *loops.scatter(*pair, owners, counts), counts, cut
+
+        assigned: Iterator[Any]
+        if self._policy.in_order:
+            assigned = map(assign, self._in_order(read, self._stream))
+        else:
+            assigned = self._in_order(lambda batch: assign(read(batch)), self._stream)
         for src, dst, counts, cut in self._watched("edges", assigned, lambda f: len(f[0])):
             self._cut += cut
             begin = 0
@@ -290,12 +307,19 @@ class _Partitioning:
                 begin += count
         self._passes += 1
         self._lap("edges")
+        if self._policy.in_order:
+            self._settle()
 
     def _owners(self, src: NDArray[np.uint32], dst: NDArray[np.uint32]) -> NDArray[np.uint16]:
+        if self._hdrf:
+            return self._hdrf.choose(src, dst)
         n = self._filled
         degrees = None if self._degrees is None else self._degrees[:n]
         found = self._policy.get_edge_owner(src, dst, degrees, self._masters[:n])
-        return self._checked(found, len(src), "get_edge_owner")
+        owners = self._checked(found, len(src), "get_edge_owner")
+        if self._policy.in_order:
+            loops.adopt(self._masters, src, dst, owners)
+        return owners
 
     def _extend(self, most: int) -> None:
         """Have masters of all vertices up to one."""
@@ -305,13 +329,21 @@ class _Partitioning:
             while (first := self._filled) <= most:
                 ids = np.arange(first, min(first + _BLOCK, most + 1), dtype=np.uint32)
                 self._state.num_vertices = max(self._state.num_vertices, most + 1)
-                degrees: Degrees | None = None if self._degrees is None else self._degrees[ids]
-                self._fill(self._policy.get_master(ids, degrees, self._state), first, len(ids))
+                in_order = self._policy.in_order
+                self._masters[ids] = UNASSIGNED if in_order else self._masters_of(ids)
                 self._filled = first + len(ids)
 
-    def _fill(self, masters: NDArray[Any], first: int, count: int | None = None) -> None:
-        checked = self._checked(masters, len(masters) if count is None else count, "get_master")
-        self._masters[first : first + len(checked)] = checked
+    def _settle(self) -> None:
+        """Have masters of vertices without edges."""
+        for first in range(0, self._seen, _BLOCK):
+            ids = np.arange(first, min(first + _BLOCK, self._seen), dtype=np.uint32)
+            masters = self._masters[ids]
+            self._masters[ids] = np.where(masters == UNASSIGNED, self._masters_of(ids), masters)
+
+    def _masters_of(self, ids: NDArray[np.uint32]) -> NDArray[np.uint16]:
+        degrees: Degrees | None = None if self._degrees is None else self._degrees[ids]
+        found = self._policy.get_master(ids, degrees, self._state)
+        return self._checked(found, len(ids), "get_master")
 
     def _checked(self, found: Any, count: int, where: str) -> NDArray[np.uint16]:
         array = np.asarray(found)

@@ -1,25 +1,30 @@
 """The testbed's policies: pairs of a rule for masters and a rule for edges.
 
-| policy    | masters             | owner of an edge                                      |
-| --------- | ------------------- | ----------------------------------------------------- |
-| eec, oec  | ranges              | the source's master                                   |
-| iec       | ranges, by in-edges | the target's master                                   |
-| hvc, hovc | ranges              | hybrid: the target's master if the source is a hub    |
-| hivc      | ranges, by in-edges | hybrid: the source's master if the target is a hub    |
-| cvc       | ranges              | Cartesian: the source's row, the target's column      |
-| fec       | Fennel              | the source's master                                   |
-| gvc       | Fennel              | hybrid                                                |
-| svc       | Fennel              | Cartesian                                             |
-| hash      | hash                | the source's master                                   |
-| metis     | METIS               | the source's master                                   |
+| policy      | masters             | owner of an edge                                    |
+| ----------- | ------------------- | --------------------------------------------------- |
+| eec, oec    | ranges              | the source's master                                 |
+| iec         | ranges, by in-edges | the target's master                                 |
+| hvc, hovc   | ranges              | hybrid: the target's master if the source is a hub  |
+| hivc        | ranges, by in-edges | hybrid: the source's master if the target is a hub  |
+| cvc         | ranges              | Cartesian: the source's row, the target's column    |
+| fec, fennel | Fennel              | the source's master                                 |
+| gvc, ginger | Fennel              | hybrid                                              |
+| svc, sugar  | Fennel              | Cartesian                                           |
+| dbh         | hash                | the master of the end with the lower degree         |
+| hdrf        | its first edge's    | the part with the highest score                     |
+| hash        | hash                | the source's master                                 |
+| metis       | METIS               | the source's master                                 |
 
 These are CuSP's table II (IPDPS 2019), and Fennel's score as there (Tsourakakis et al., WSDM
-2014).
+2014); and two vertex cuts that others compare with: degree-based hashing (Xie et al., "Distributed
+Power-law Graph Computing", NIPS 2014) and HDRF (Petroni et al., "HDRF: Stream-Based Partitioning
+for Power-Law Graphs", CIKM 2015).
 Inner loops are in C (`testbed.gnn.streaming.loops`), which `owner` and `fennel` select; the methods
 here are the same rules in numpy, for reference and for subclasses.
 """
 
 import math
+from collections import Counter, defaultdict
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,7 +32,15 @@ import numpy as np
 from testbed.gnn.graph import from_edges
 from testbed.gnn.mix import GOLDEN, mix
 from testbed.gnn.partition.registry import make_owners
-from testbed.gnn.streaming.edge_policy import Degrees, Masters, Needs, Policy, State, Vertices
+from testbed.gnn.streaming.edge_policy import (
+    Degrees,
+    Masters,
+    Needs,
+    Policy,
+    Side,
+    State,
+    Vertices,
+)
 
 __all__ = ["GAMMA", "HUB", "BuiltIn", "grid_columns"]
 
@@ -37,7 +50,7 @@ HUB = 1000
 GAMMA = 1.5
 """Fennel's exponent: the cost of a part with load L is alpha L**gamma."""
 
-Owner = Literal["source", "target", "hybrid_out", "hybrid_in", "cartesian"]
+Owner = Literal["source", "target", "hybrid_out", "hybrid_in", "cartesian", "lower"]
 
 
 def grid_columns(parts: int) -> int:
@@ -74,6 +87,8 @@ class BuiltIn(Policy):
             columns = np.uint16(grid_columns(self.parts))
             return source // columns * columns + target % columns
         assert degrees is not None
+        if self.owner == "lower":
+            return np.where(degrees[src] <= degrees[dst], source, target)
         if self.owner == "hybrid_out":
             return np.where(degrees[src] > HUB, target, source)
         return np.where(degrees[dst] > HUB, source, target)
@@ -116,7 +131,7 @@ class Iec(BuiltIn):
     """Edge cut: ranges of vertices with all edges that enter them."""
 
     name: ClassVar[str] = "iec"
-    side = "target"
+    side: ClassVar[Side] = "target"
     owner: ClassVar[Owner] = "target"
 
 
@@ -133,7 +148,7 @@ class Hivc(BuiltIn):
 
     name: ClassVar[str] = "hivc"
     needs: ClassVar[Needs] = "degrees"
-    side = "target"
+    side: ClassVar[Side] = "target"
     owner: ClassVar[Owner] = "hybrid_in"
 
 
@@ -173,6 +188,54 @@ class Hash(BuiltIn):
         """The same parts as the partitioner ``hash`` has."""
         drawn = mix(vertices.astype(np.uint64) + np.uint64((self.seed + 1) * GOLDEN % 2**64))
         return (drawn % np.uint64(self.parts)).astype(np.uint16)
+
+
+class Dbh(Hash):
+    """Degree-based hashing: an edge goes to the end with the lower degree, and hubs are cut."""
+
+    name: ClassVar[str] = "dbh"
+    needs: ClassVar[Needs] = "degrees"
+    side: ClassVar[Side] = "both"
+    owner: ClassVar[Owner] = "lower"
+
+
+class Hdrf(BuiltIn):
+    """High-degree replicated first: an edge goes to the part with the highest score, where lambda
+    and epsilon are 1.
+
+    A part's score is, for each end that it has, 1 and the other end's share of the two degrees so
+    far; and how far it is from the largest part, relative to the smallest one.
+    """
+
+    name: ClassVar[str] = "hdrf"
+    in_order: ClassVar[bool] = True
+
+    def __init__(self, parts: int, seed: int = 0) -> None:
+        super().__init__(parts, seed)
+        self._sizes = np.zeros(parts, np.int64)
+        self._degrees: Counter[int] = Counter()
+        self._held: defaultdict[int, set[int]] = defaultdict(set)
+
+    def get_edge_owner(
+        self, src: Vertices, dst: Vertices, degrees: Degrees | None, masters: Masters
+    ) -> Masters:
+        """Choose the owners of the next edges; among equals, the first part."""
+        found = np.empty(len(src), np.uint16)
+        for i, (s, d) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+            self._degrees[s] += 1
+            self._degrees[d] += 1
+            share = self._degrees[s] / (self._degrees[s] + self._degrees[d])
+            most = self._sizes.max()
+            scores = (most - self._sizes) / (1 + most - self._sizes.min())
+            for part in self._held[s]:
+                scores[part] += 2 - share
+            for part in self._held[d]:
+                scores[part] += 1 + share
+            best = found[i] = int(np.argmax(scores))
+            self._sizes[best] += 1
+            self._held[s].add(best)
+            self._held[d].add(best)
+        return found
 
 
 class Metis(BuiltIn):

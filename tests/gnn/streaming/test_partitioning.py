@@ -72,7 +72,9 @@ def test_every_edge_and_every_vertex_has_one_place(graph: Any, name: str, parts:
         assert found.edges == [len(part.src) for part in parts_]
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"metis", "oec", "hovc"}))
+@pytest.mark.parametrize(
+    "name", sorted({*NAMES} - {"metis", "oec", "hovc", "fennel", "ginger", "sugar"})
+)
 def test_c_decides_as_the_reference_does(name: str, tmp_path: Path) -> None:
     """A policy that is named by its path is run in numpy, by its own methods."""
     run(SKEWED, tmp_path / "c", policy=name, parts=6, threads=1)
@@ -90,7 +92,7 @@ def test_the_graph_has_hubs_and_they_matter(tmp_path: Path) -> None:
         assert content(tmp_path / edge_cut) != content(tmp_path / hybrid)
 
 
-@pytest.mark.parametrize("name", broad(["svc", "eec", "hivc", "cvc", "fec"], 2))
+@pytest.mark.parametrize("name", broad(["svc", "hdrf", "eec", "hivc", "cvc", "fec", "dbh"], 3))
 def test_batches_and_files_change_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +113,7 @@ def test_batches_and_files_change_nothing(
         )
 
 
-@pytest.mark.parametrize("name", ["eec", "hvc", "cvc"])
+@pytest.mark.parametrize("name", ["eec", "hvc", "cvc", "dbh", "hdrf"])
 def test_threads_change_nothing_without_fennel(name: str, tmp_path: Path) -> None:
     for threads in (1, 5):
         run(SKEWED, tmp_path / str(threads), policy=name, threads=threads)
@@ -241,7 +243,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert 16 << 20 < max(each["peak_memory_bytes"] for each in found) <= 64 << 20
 
 
-@pytest.mark.parametrize("name", broad(["cvc", "hash", "svc"]))
+@pytest.mark.parametrize("name", broad(["cvc", "hdrf", "hash", "svc"], 2))
 def test_more_parts_than_bits_of_a_word(name: str, tmp_path: Path) -> None:
     found = run(Rmat(10), tmp_path / "out", policy=name, parts=130)
     assert len(edges_of(tmp_path / "out")) == 16 << 10
@@ -249,7 +251,7 @@ def test_more_parts_than_bits_of_a_word(name: str, tmp_path: Path) -> None:
     assert found.replication_factor == pytest.approx(sum(sizes) / 1024)
 
 
-@pytest.mark.parametrize("name", ["eec", "hivc", "cvc", "gvc"])
+@pytest.mark.parametrize("name", ["eec", "hivc", "cvc", "gvc", "dbh", "hdrf"])
 def test_a_file_that_does_not_say_how_many_vertices_there_are(name: str, tmp_path: Path) -> None:
     """The largest is in the last line; all are in the parts, as if their number had been known."""
     src, dst = (
@@ -266,7 +268,7 @@ def test_a_file_that_does_not_say_how_many_vertices_there_are(name: str, tmp_pat
 
 def test_a_graph_without_edges(tmp_path: Path) -> None:
     npz = write_npz(tmp_path / "graph.npz", [], [], y=np.arange(8))
-    for name in ("eec", "hvc", "fec"):
+    for name in ("eec", "hvc", "fec", "hdrf"):
         found = run(NpzEdges(npz), tmp_path / name, policy=name, parts=4)
         assert found.num_edges == 0
         assert sum(found.masters) == 8
