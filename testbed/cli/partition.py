@@ -39,8 +39,8 @@ def partition(
         typer.Argument(
             metavar="GRAPH",
             help=(
-                "A file of edges (.parquet, .csv, .tsv, .txt, .npz), debian, synthetic, or"
-                " rmat:SCALE."
+                "A file of edges (.parquet, .csv, .tsv, .txt, .npz), debian, debian-files,"
+                " synthetic, or rmat:SCALE."
             ),
         ),
     ],

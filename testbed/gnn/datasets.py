@@ -69,6 +69,7 @@ DATASETS: Registry[type[Dataset]] = Registry(
     f"{__name__}:Dataset",
     {
         "debian": "testbed.gnn.debian:DebianSpec",
+        "debian-files": "testbed.gnn.debian_files:DebianFilesSpec",
         "planetoid": "testbed.gnn.planetoid:PlanetoidSpec",
         "pyg": "testbed.gnn.pyg:PygSpec",
         "synthetic": "testbed.gnn.synthetic:SyntheticSpec",

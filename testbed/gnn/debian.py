@@ -15,7 +15,9 @@ import hashlib
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -33,7 +35,16 @@ from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
 from testbed.host import estimates
 
-__all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
+__all__ = [
+    "DebianSpec",
+    "Related",
+    "debian_graph",
+    "digest_of",
+    "opened",
+    "package_lists",
+    "parse_packages",
+    "parse_relations",
+]
 
 APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT uses
 LONGEST_LINE = 1 << 20  # bytes; the longest of Debian 12 has some kilobytes
@@ -77,6 +88,24 @@ def debian_graph(spec: DebianSpec) -> Path:
     :raises SpecError: There are no lists, or they cannot be read.
     """
     lists = package_lists(Path(spec.lists))
+    terms = f"{spec.feature_dim}/{spec.train_fraction}/{spec.val_fraction}/{spec.seed}"
+
+    def make() -> GraphData:
+        log.info("parsing %d package lists in %s; done once, then kept", len(lists), spec.lists)
+        started = time.perf_counter()
+        with opened(lists) as stream:
+            graph = parse_packages(stream, spec)
+        log.info("parsed %d packages in %.1f s", graph.num_vertices, time.perf_counter() - started)
+        return graph
+
+    return cached(f"debian-{digest_of(lists, terms)}", make)
+
+
+def digest_of(lists: Sequence[Path], terms: str) -> str:
+    """Return a hash of the content of lists, and of what is made of them.
+
+    :raises SpecError: One cannot be read.
+    """
     digest = hashlib.blake2b(digest_size=12)
     for path in lists:
         check_regular(path)
@@ -85,25 +114,51 @@ def debian_graph(spec: DebianSpec) -> Path:
                 hashlib.file_digest(file, lambda: digest)  # continues the same digest
         except OSError as error:
             raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
-    digest.update(
-        f"{spec.feature_dim}/{spec.train_fraction}/{spec.val_fraction}/{spec.seed}".encode()
-    )
+    digest.update(terms.encode())
+    return digest.hexdigest()
 
-    def make() -> GraphData:
-        log.info("parsing %d package lists in %s; done once, then kept", len(lists), spec.lists)
-        started = time.perf_counter()
-        command = [APT_HELPER, "cat-file", *map(str, lists)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as helper:
-            assert helper.stdout is not None
-            assert helper.stderr is not None
-            graph = parse_packages(helper.stdout, spec)
-            complaint = helper.stderr.read().decode(errors="replace").strip()
-        if helper.returncode:
-            raise SpecError(f"{spec.lists}: {APT_HELPER} could not read the lists: {complaint}")
-        log.info("parsed %d packages in %.1f s", graph.num_vertices, time.perf_counter() - started)
-        return graph
 
-    return cached(f"debian-{digest.hexdigest()}", make)
+@contextmanager
+def opened(lists: Sequence[Path]) -> Iterator[IO[bytes]]:
+    """Read lists, one after another, in any compression that APT uses.
+
+    :raises SpecError: They cannot be read.
+    """
+    command = [APT_HELPER, "cat-file", *map(str, lists)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as helper:
+        assert helper.stdout is not None
+        assert helper.stderr is not None
+        yield helper.stdout
+        complaint = helper.stderr.read().decode(errors="replace").strip()
+    if helper.returncode:
+        raise SpecError(f"{lists[0].parent}: {APT_HELPER} could not read the lists: {complaint}")
+
+
+@dataclass(frozen=True)
+class Related:
+    """Packages and their relations.
+
+    :param packages: The paragraph of each, by name, ascending.
+    :param source: Numbers of packages, by edge; `target` likewise.
+    :param facts: Counts of packages and relations.
+    """
+
+    packages: Mapping[str, Any]
+    source: list[int]
+    target: list[int]
+    facts: Mapping[str, int]
+
+    @property
+    def sections(self) -> list[str]:
+        """Each package's section without its archive area."""
+        found = (str(each.get("section", "unknown")) for each in self.packages.values())
+        return [section.rpartition("/")[2] for section in found]
+
+    @property
+    def descriptions(self) -> Iterator[str]:
+        """The first line of each package's description."""
+        for each in self.packages.values():
+            yield str(each.get("description", "")).partition("\n")[0]
 
 
 def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
@@ -113,22 +168,47 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
     :raises SpecError: There are fewer packages than a split needs, a paragraph is broken, or there
         is not enough memory for the features.
     """
-    try:
-        packages = _newest(Packages.iter_paragraphs(_lines(stream, spec), use_apt_pkg=False))
-    except KeyError as error:
-        raise SpecError(
-            f"{spec.lists}: the lists are broken: a paragraph lacks {error.args[0]}"
-        ) from error
-    except ValueError as error:  # UnicodeDecodeError, too
-        raise SpecError(f"{spec.lists}: the lists are broken: {cut(str(error))}") from error
-    if len(packages) < 10:
-        raise SpecError(
-            f"{spec.lists}: the lists hold {len(packages)} packages: must be 10 or more"
-        )
+    related = parse_relations(stream, spec.lists)
+    count = len(related.packages)
+    if count < 10:
+        raise SpecError(f"{spec.lists}: the lists hold {count} packages: must be 10 or more")
     estimates.check(
-        estimates.hashed(len(packages), spec.feature_dim),
-        f"dataset.feature_dim = {spec.feature_dim}",
+        estimates.hashed(count, spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}"
     )
+    labels, y = np.unique(np.asarray(related.sections), return_inverse=True)
+    train, val, test = random_split(count, spec.train_fraction, spec.val_fraction, spec.seed)
+    indptr, indices = from_edges(
+        np.asarray(related.source, np.int64), np.asarray(related.target, np.int64), count
+    )
+    return GraphData(
+        name="debian",
+        indptr=indptr,
+        indices=indices,
+        x=hash_features(related.descriptions, spec.feature_dim, count),
+        y=y.astype(np.int64),
+        train=train,
+        val=val,
+        test=test,
+        num_classes=len(labels),
+        facts={**related.facts, "edges": len(indices) // 2, "sections": labels.tolist()},
+    )
+
+
+def parse_relations(stream: IO[bytes], place: str) -> Related:
+    """Parse Packages paragraphs (deb822).
+
+    :param stream: The lists, one after another.
+    :param place: Their folder, for errors.
+    :raises SpecError: A paragraph is broken.
+    """
+    try:
+        packages = _newest(Packages.iter_paragraphs(_lines(stream, place), use_apt_pkg=False))
+    except KeyError as error:
+        raise SpecError(f"{place}: the lists are broken: a paragraph lacks {error.args[0]}") from (
+            error
+        )
+    except ValueError as error:  # UnicodeDecodeError, too
+        raise SpecError(f"{place}: the lists are broken: {cut(str(error))}") from error
     names = sorted(packages)
     number = {name: index for index, name in enumerate(names)}
     providers: defaultdict[str, list[int]] = defaultdict(list)
@@ -153,28 +233,10 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
                     source += [number[name]] * len(found)
                     target += found
 
-    sections = [str(packages[name].get("section", "unknown")).rpartition("/")[2] for name in names]
-    labels, y = np.unique(np.asarray(sections), return_inverse=True)
-    texts = (str(packages[name].get("description", "")) for name in names)
-    train, val, test = random_split(len(names), spec.train_fraction, spec.val_fraction, spec.seed)
-    indptr, indices = from_edges(
-        np.asarray(source, np.int64), np.asarray(target, np.int64), len(names)
-    )
-    return GraphData(
-        name="debian",
-        indptr=indptr,
-        indices=indices,
-        x=hash_features((text.partition("\n")[0] for text in texts), spec.feature_dim),
-        y=y.astype(np.int64),
-        train=train,
-        val=val,
-        test=test,
-        num_classes=len(labels),
-        facts={**facts, "edges": len(indices) // 2, "sections": labels.tolist()},
-    )
+    return Related({name: packages[name] for name in names}, source, target, facts)
 
 
-def _lines(stream: IO[bytes], spec: DebianSpec) -> Iterator[bytes]:
+def _lines(stream: IO[bytes], place: str) -> Iterator[bytes]:
     """Yield the lines of lists, which may be compressed, up to `most_expanded` bytes.
 
     :raises SpecError: They are more, or a line has more than `LONGEST_LINE`.
@@ -184,12 +246,12 @@ def _lines(stream: IO[bytes], spec: DebianSpec) -> Iterator[bytes]:
         left -= len(line)
         if left < 0:
             raise SpecError(
-                f"{spec.lists}: the lists expand to more than {most >> 20} MiB; set"
+                f"{place}: the lists expand to more than {most >> 20} MiB; set"
                 " TESTBED_EXPAND_MIB to allow more"
             )
         if len(line) == LONGEST_LINE:
             raise SpecError(
-                f"{spec.lists}: the lists are broken: a line has {LONGEST_LINE} bytes or more"
+                f"{place}: the lists are broken: a line has {LONGEST_LINE} bytes or more"
             )
         yield line
 

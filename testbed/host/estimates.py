@@ -16,6 +16,7 @@ from testbed.host.machine import free_memory
 
 __all__ = [
     "EVALUATION_BATCH",
+    "HASHED",
     "SHARE",
     "VALIDATION_BATCH",
     "Graph",
@@ -43,7 +44,8 @@ LABEL: Final = 8  # of a one-hot row
 PROCESSES: Final = 512 << 20  # the controller and the forkserver
 WORKER: Final = 64 << 20  # a rank's private memory, socket buffers included
 PARAMETER: Final = 16  # weight, gradient, and Adam's two moments
-HASHED_FEATURE: Final = 20  # while texts become vectors, first of doubles
+HASHED: Final = 1 << 14  # texts that are hashed at a time
+HASHED_FEATURE: Final = 20  # while they become vectors, first of doubles
 DRAWN_EDGE: Final = 160  # while edges become an adjacency
 PARTITIONED_ENTRY: Final = (
     45  # per adjacency entry, while the graph is partitioned and the partition measured
@@ -121,7 +123,7 @@ def tensor_copies(hosts: int, backends: int) -> int:
 
 def hashed(texts: int, features: int) -> dict[str, int]:
     """Estimate the memory for hashing texts into features; see `testbed.gnn.features`."""
-    return {"features": HASHED_FEATURE * texts * features}
+    return {"features": (FLOAT * texts + HASHED_FEATURE * min(texts, HASHED)) * features}
 
 
 def read(vertices: int, features: int, labels: int) -> dict[str, int]:

@@ -120,7 +120,7 @@ def test_synthetic_labels_follow_edges_and_features() -> None:
 
 
 def test_hashed_features_are_signed_counts() -> None:
-    x = hash_features(["red red blue", "blue", "", "7"], 64)
+    x = hash_features(["red red blue", "blue", "", "7"], 64, 4)
     assert x.dtype == np.float32
     assert np.count_nonzero(x[1]) == 1
     assert not x[2:].any()

@@ -16,7 +16,7 @@ from testbed.gnn.streaming.edges import Adjacency, Edges, Rmat
 
 __all__ = ["FILES", "NAMES", "open_edges"]
 
-NAMES = ("debian", "synthetic")
+NAMES = ("debian", "debian-files", "synthetic")
 """Data sets that need no files of the user's."""
 
 FILES: dict[str, type[CsvEdges] | type[NpzEdges] | type[ParquetEdges]] = {
@@ -31,7 +31,7 @@ FILES: dict[str, type[CsvEdges] | type[NpzEdges] | type[ParquetEdges]] = {
 def open_edges(graph: str, seed: int = 1, features: Path | None = None) -> Edges:
     """Open a graph as a stream of edges.
 
-    :param graph: A file; ``debian`` or ``synthetic``, with the data set's default options; a folder
+    :param graph: A file; one of `NAMES`, with the data set's default options; a folder
         of the cache of data sets; or ``rmat:SCALE``.
     :param seed: Of an R-MAT graph.
     :param features: An ``.npy`` file with a row of floats per vertex, mapped into memory.
