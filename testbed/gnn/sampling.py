@@ -1,24 +1,128 @@
-"""Neighbour sampling on a CSR adjacency, vectorised: minibatches as bipartite blocks, one per
-layer.
+"""Neighbour sampling on a CSR adjacency: minibatches as bipartite blocks, one per layer.
 
 GraphSAGE's sampling (Hamilton, Ying and Leskovec, NeurIPS 2017): each target samples at most
-`fanout` of its neighbours, drawn without replacement by Floyd's algorithm (Bentley and Floyd, CACM
-30(9), 1987), all targets at once. Draws depend only on the generator: the same seed gives the same
-minibatches.
+`fanout` of its neighbours, without replacement. What a vertex draws is a hash of a key, of its
+number and of the slot (`testbed/native/sampling.c`), so it depends neither on the minibatch that
+it is in nor on the order of draws.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.gnn.graph import GraphData
+from testbed.gnn.mix import GOLDEN, mix
+from testbed.native import load
 
-__all__ = ["Block", "Sampler", "draw_neighbours", "shares"]
+__all__ = ["Block", "Drawn", "Numbering", "Sampler", "draw_neighbours", "key_of", "shares"]
 
-Vertices = NDArray[np.integer[Any]]
+Vertices = NDArray[np.int32]
+
+_P, _U32, _U64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+_SIGNATURES: dict[str, list[Any]] = {
+    "sampling_draw": [_P, _P, _P, _P, _U64, _U32, _U64, _P, _P],
+    "sampling_number": [_P, _P, _U64, _P, _U64, _P, _P],
+    "sampling_select": [_P, _P, _P, _U64, _P, _P],
+}
+
+
+@cache
+def _function(name: str) -> Any:
+    function = getattr(load("sampling"), name)
+    function.restype, function.argtypes = _U64, _SIGNATURES[name]
+    return function
+
+
+def key_of(*numbers: int) -> int:
+    """Return 64 bits that decide about draws: a hash of seed, purpose, epoch, layer, ..."""
+    key = np.zeros(1, np.uint64)
+    for number in numbers:
+        key = mix(key + np.uint64((number + 1) * GOLDEN % 2**64))
+    return int(key[0])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Neighbours of some vertices.
+
+    :param indptr: int64, shape (n + 1,): those of the i-th are
+        ``neighbours[indptr[i]:indptr[i + 1]]``.
+    :param neighbours: int32.
+    """
+
+    indptr: NDArray[np.int64]
+    neighbours: Vertices
+
+    def select(self, rows: NDArray[np.int32]) -> "Drawn":
+        """Take those of some of the vertices, by their places among all."""
+        count = int((self.indptr[rows + 1] - self.indptr[rows]).sum())
+        indptr, found = np.zeros(len(rows) + 1, np.int64), np.empty(count, np.int32)
+        _function("sampling_select")(
+            *(_at(self.indptr), _at(self.neighbours), _at(rows), len(rows)),
+            *(_at(indptr[1:]), _at(found)),
+        )
+        return Drawn(indptr, found)
+
+
+def _at(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def draw_neighbours(
+    indptr: NDArray[np.int64],
+    indices: Vertices,
+    rows: Vertices,
+    fanout: int | None,
+    key: int,
+    names: Vertices | None = None,
+) -> Drawn:
+    """Draw up to `fanout` neighbours of each vertex, uniformly, without replacement; None takes
+    all.
+
+    :param rows: The vertices, as rows of the adjacency; `names`: as draws know them, if that is not
+        the same.
+    :param key: See `key_of`.
+    """
+    degrees = indptr[rows + 1] - indptr[rows]
+    room = int(degrees.sum() if fanout is None else np.minimum(degrees, fanout).sum())
+    ends, found = np.zeros(len(rows) + 1, np.int64), np.empty(room, np.int32)
+    names = rows if names is None else names
+    _function("sampling_draw")(
+        *(_at(indptr), _at(indices), _at(rows), _at(names), len(rows), fanout or 0, key),
+        *(_at(ends[1:]), _at(found)),
+    )
+    return Drawn(ends, found)
+
+
+class Numbering:
+    """Numbers the distinct ones of some vertices.
+
+    :param count: Vertices of the graph.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._places = np.zeros(count, np.int32)
+
+    def number(
+        self, vertices: Vertices, first: Vertices | None = None
+    ) -> tuple[Vertices, NDArray[np.int32]]:
+        """Return the distinct vertices, and which of them each is.
+
+        :param first: Distinct vertices that come first.
+        """
+        first = vertices[:0] if first is None else first
+        distinct = np.empty(len(first) + len(vertices), np.int32)
+        numbers = np.empty(len(vertices), np.int32)
+        count = _function("sampling_number")(
+            *(_at(self._places), _at(first), len(first), _at(vertices), len(vertices)),
+            *(_at(distinct), _at(numbers)),
+        )
+        return distinct[:count], numbers
 
 
 @dataclass(frozen=True)
@@ -26,52 +130,28 @@ class Block:
     """One layer's messages: from `sources` to the targets, which are the first `num_targets`
     sources.
 
-    :param sources: int64, shape (s,): vertices, no repeats.
-    :param edge_index: int64, shape (2, e): positions in `sources` of each message's sender and
-        receiver.
+    :param sources: int32, shape (s,): vertices, no repeats.
+    :param indptr: int64, shape (num_targets + 1,): the senders of target i's messages are
+        ``senders[indptr[i]:indptr[i + 1]]``.
+    :param senders: int32: positions in `sources`.
     """
 
-    sources: NDArray[np.int64]
+    sources: Vertices
     num_targets: int
-    edge_index: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    senders: NDArray[np.int32]
 
+    @classmethod
+    def of(cls, targets: Vertices, drawn: Drawn, numbering: Numbering) -> "Block":
+        """Make the block of targets, which are distinct, and what they have drawn."""
+        sources, senders = numbering.number(drawn.neighbours, targets)
+        return cls(sources, len(targets), drawn.indptr, senders)
 
-def draw_neighbours(
-    graph: GraphData, targets: Vertices, fanout: int | None, rng: np.random.Generator | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw up to `fanout` neighbours of each target, uniformly, without replacement; None takes
-    all.
-
-    :returns: The neighbours, and for each the position in `targets` that it was drawn for
-        (ascending).
-    """
-    first = graph.indptr[targets]
-    degree = graph.indptr[targets + 1] - first
-    count = degree if fanout is None else np.minimum(degree, fanout)
-    row = np.repeat(np.arange(len(targets)), count)
-    place = np.arange(len(row)) - np.repeat(
-        np.cumsum(count) - count, count
-    )  # 0..count-1 in each row
-    if fanout is not None and rng is not None:
-        many = np.flatnonzero(degree > fanout)
-        if len(many):
-            place[np.isin(row, many, assume_unique=False)] = _floyd(
-                degree[many], fanout, rng
-            ).reshape(-1)
-    return graph.indices[first[row] + place].astype(np.int64), row
-
-
-def _floyd(degree: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `count` distinct numbers below each degree, all more than `count`; shape (len(degree),
-    count).
-    """
-    drawn = np.empty((len(degree), count), np.int64)
-    for column in range(count):
-        last = degree - count + column
-        candidate = rng.integers(0, last + 1)
-        taken = (drawn[:, :column] == candidate[:, None]).any(axis=1)
-        drawn[:, column] = np.where(taken, last, candidate)
-    return drawn
+    @property
+    def edge_index(self) -> NDArray[np.int64]:
+        """Positions in `sources` of each message's sender and receiver, shape (2, e)."""
+        receivers = np.repeat(np.arange(self.num_targets), np.diff(self.indptr))
+        return np.stack([self.senders.astype(np.int64), receivers])
 
 
 class Sampler:
@@ -79,26 +159,18 @@ class Sampler:
 
     def __init__(self, graph: GraphData) -> None:
         self.graph = graph
-        self._position = np.full(graph.num_vertices, -1, np.int64)
+        self._numbering = Numbering(graph.num_vertices)
 
-    def block(
-        self, targets: Vertices, fanout: int | None, rng: np.random.Generator | None = None
-    ) -> Block:
+    def block(self, targets: NDArray[np.integer[Any]], fanout: int | None, key: int = 0) -> Block:
         """Return the block of messages to `targets` (distinct); a fanout of None takes all
         neighbours.
         """
-        neighbours, row = draw_neighbours(self.graph, targets, fanout, rng)
-        position = self._position
-        position[targets] = np.arange(len(targets))
-        new = np.unique(neighbours[position[neighbours] < 0])
-        position[new] = len(targets) + np.arange(len(new))
-        sources = np.concatenate([targets, new])
-        edge_index = np.stack([position[neighbours], row])
-        position[sources] = -1
-        return Block(sources, len(targets), edge_index)
+        rows = np.ascontiguousarray(targets, np.int32)
+        drawn = draw_neighbours(self.graph.indptr, self.graph.indices, rows, fanout, key)
+        return Block.of(rows, drawn, self._numbering)
 
     def blocks(
-        self, seeds: Vertices, fanout: Sequence[int], rng: np.random.Generator
+        self, seeds: NDArray[np.integer[Any]], fanout: Sequence[int], key: int
     ) -> list[Block]:
         """Return a minibatch's blocks in the order in which layers use them.
 
@@ -107,13 +179,15 @@ class Sampler:
         """
         made: list[Block] = []
         targets = seeds
-        for limit in fanout:
-            made.append(self.block(targets, limit, rng))
+        for depth, limit in enumerate(fanout):
+            made.append(self.block(targets, limit, key_of(key, depth)))
             targets = made[-1].sources
         return made[::-1]
 
 
-def shares(vertices: Vertices, world: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+def shares(
+    vertices: NDArray[np.integer[Any]], world: int, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
     """Shuffle vertices and distribute them over `world` ranks in equal shares; fewer than `world`
     are left out.
 

@@ -1,7 +1,8 @@
 """Data-parallel training of one rank: sample, forward, backward, sum gradients over ranks, update.
 
 All ranks start from the same weights and apply the same mean gradient, so their weights stay equal
-bit for bit. Minibatches and dropout depend only on (seed, epoch, step, rank), not on the backend.
+bit for bit. Minibatches and dropout depend only on (seed, epoch, step, rank), not on the backend;
+what a vertex draws only on seed and epoch.
 """
 
 import math
@@ -24,7 +25,7 @@ from testbed.gnn.graph import GraphData
 from testbed.gnn.models import MODELS
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult, share_of
-from testbed.gnn.sampling import Sampler, shares
+from testbed.gnn.sampling import Sampler, key_of, shares
 from testbed.gnn.unused import Unused
 from testbed.gnn.weights import digest, flatten, give
 from testbed.host.estimates import VALIDATION_BATCH
@@ -231,9 +232,8 @@ class Trainer(Minibatches):
     def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
         """Sample a minibatch and return its mean cross-entropy, ready for backward."""
         with self._timed("sampling"):
-            blocks = self.sampler.blocks(
-                seeds, self.spec.fanout, self.rng(MINIBATCH, epoch, step, self.rank)
-            )
+            key = key_of(self.seed, MINIBATCH, epoch)
+            blocks = self.sampler.blocks(seeds, self.spec.fanout, key)
             x = torch.from_numpy(self.graph.x[blocks[0].sources])
             y = torch.from_numpy(self.graph.y[seeds])
         with self._timed("forward"):
@@ -247,11 +247,11 @@ class Trainer(Minibatches):
         """
         self.model.eval()
         share = self.graph.val[self.rank :: self.world]
-        rng = self.rng(VALIDATION, epoch, 0, self.rank)
+        key = key_of(self.seed, VALIDATION, epoch)
         correct = 0
         for start in range(0, len(share), VALIDATION_BATCH):
             seeds = np.asarray(share[start : start + VALIDATION_BATCH])
-            blocks = self.sampler.blocks(seeds, self.spec.fanout, rng)
+            blocks = self.sampler.blocks(seeds, self.spec.fanout, key)
             logits = self.model(torch.from_numpy(self.graph.x[blocks[0].sources]), blocks)
             correct += int((logits.argmax(1).numpy() == self.graph.y[seeds]).sum())
         return correct, len(share)

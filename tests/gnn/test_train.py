@@ -14,7 +14,7 @@ from testbed.gnn.model import Sage
 from testbed.gnn.models import parameter_count
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult
-from testbed.gnn.sampling import Sampler
+from testbed.gnn.sampling import Sampler, key_of
 from testbed.gnn.train import Trainer
 from testbed.gnn.weights import flatten
 
@@ -61,10 +61,10 @@ def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group
     torch.manual_seed(1)
     plain = Sage(MODEL, graph.feature_dim, graph.num_classes)
     losses = []
-    for rank, trainer in enumerate(trainers):
+    for trainer in trainers:
         seeds = trainer.batches(0)[0]
         assert len(seeds) == 8
-        blocks = Sampler(graph).blocks(seeds, MODEL.fanout, trainer.rng(1, 0, 0, rank))
+        blocks = Sampler(graph).blocks(seeds, MODEL.fanout, key_of(1, 1, 0))
         logits = plain(torch.from_numpy(graph.x[blocks[0].sources]), blocks)
         losses.append(functional.cross_entropy(logits, torch.from_numpy(graph.y[seeds])))
     torch.stack(losses).mean().backward()
@@ -144,7 +144,7 @@ def test_flat_vector_is_the_model(graph: GraphData) -> None:
     with torch.no_grad():
         flat.fill_(0.5)
     assert all((parameter == 0.5).all() for parameter in model.parameters())
-    blocks = Sampler(graph).blocks(graph.train[:4], MODEL.fanout, np.random.default_rng(0))
+    blocks = Sampler(graph).blocks(graph.train[:4], MODEL.fanout, 0)
     model(torch.from_numpy(graph.x[blocks[0].sources]), blocks).sum().backward()
     assert flat.grad is not None
     assert flat.grad.abs().sum() > 0
