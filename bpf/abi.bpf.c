@@ -11,6 +11,7 @@
 #include "shared/delay_abi.h"
 #include "shared/fault_abi.h"
 #include "shared/mesh_native_abi.h"
+#include "shared/parts_native_abi.h"
 #include "shared/partition_native_abi.h"
 #include "shared/pinch_native_abi.h"
 #include "shared/ring_native_abi.h"
@@ -149,6 +150,16 @@ KEEP(struct partition);
 KEEP(struct fennel);
 KEEP(struct hdrf);
 KEEP(struct rmat);
+
+KEEP(enum parts_size);
+KEEP(enum parts_kind);
+KEEP(enum parts_outcome);
+KEEP(struct parts_request);
+KEEP(struct parts_reply);
+KEEP(struct part);
+KEEP(struct parts_server);
+KEEP(struct parts_peer);
+KEEP(struct parts);
 
 KEEP(enum capture_size);
 KEEP(struct capture_config);

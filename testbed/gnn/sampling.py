@@ -19,7 +19,16 @@ from testbed.gnn.graph import GraphData
 from testbed.gnn.mix import GOLDEN, mix
 from testbed.native import load
 
-__all__ = ["Block", "Drawn", "Numbering", "Sampler", "draw_neighbours", "key_of", "shares"]
+__all__ = [
+    "Block",
+    "Drawn",
+    "Numbering",
+    "Sampler",
+    "draw_neighbours",
+    "gather",
+    "key_of",
+    "shares",
+]
 
 Vertices = NDArray[np.int32]
 
@@ -28,6 +37,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "sampling_draw": [_P, _P, _P, _P, _U64, _U32, _U64, _P, _P],
     "sampling_number": [_P, _P, _U64, _P, _U64, _P, _P],
     "sampling_select": [_P, _P, _P, _U64, _P, _P],
+    "sampling_gather": [_P, _P, _U64, _U64, _P],
 }
 
 
@@ -97,6 +107,15 @@ def draw_neighbours(
         *(_at(ends[1:]), _at(found)),
     )
     return Drawn(ends, found)
+
+
+def gather(places: NDArray[np.uint64], numbers: NDArray[np.int32], out: NDArray[Any]) -> None:
+    """Copy rows that are anywhere in memory into a matrix.
+
+    :param places: Addresses of rows; `numbers`: which of them each row of `out` is.
+    """
+    row_bytes = out.itemsize * out.shape[1]
+    _function("sampling_gather")(_at(places), _at(numbers), len(numbers), row_bytes, _at(out))
 
 
 class Numbering:

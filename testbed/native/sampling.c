@@ -1,67 +1,26 @@
 // Sampled neighbourhoods: testbed/gnn/sampling.py.
 
-#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
-#define GOLDEN 0x9E3779B97F4A7C15 // as in testbed/gnn/mix.py
-#define AHEAD 8			  // vertices whose rows are being fetched
-#define MOST 64			  // neighbours that are drawn of a vertex
+#include "draw.h"
 
-static inline uint64_t mix(uint64_t x)
-{
-	x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
-	x = (x ^ x >> 27) * 0x94D049BB133111EB;
-	return x ^ x >> 31;
-}
-
-// Draw `count` of `degree` places, all different, by Floyd's algorithm (Bentley and Floyd, CACM
-// 30(9), 1987): the draw in a slot is a hash of `state`, which is the vertex's, and of the slot.
-static void draw(uint64_t state, uint64_t degree, uint32_t count, uint64_t *places)
-{
-	for (uint32_t slot = 0; slot < count; slot++) {
-		uint64_t last = degree - count + slot;
-		uint64_t found = (unsigned __int128)mix(state + (slot + 1) * GOLDEN) * (last + 1) >>
-				 64;
-
-		for (uint32_t i = 0; i < slot; i++)
-			if (places[i] == found) {
-				found = last;
-				break;
-			}
-		places[slot] = found;
-	}
-}
-
-uint64_t sampling_draw(const int64_t *indptr, const int32_t *indices, const int32_t *rows,
-		       const int32_t *names, uint64_t n, uint32_t fanout, uint64_t key,
-		       int64_t *ends, int32_t *out);
+uint64_t sampling_draw(const __s64 *indptr, const int32_t *indices, const int32_t *rows,
+		       const int32_t *names, uint64_t n, uint32_t fanout, uint64_t key, __s64 *ends,
+		       int32_t *out);
 
 // Take up to `fanout` neighbours of each vertex, drawn uniformly and without replacement, or all
 // (0). `rows` are vertices' rows in the adjacency, `names` what decides about their draws. `ends`
 // is where those of each end in `out`, which has room for all. Returns how many there are.
-uint64_t sampling_draw(const int64_t *indptr, const int32_t *indices, const int32_t *rows,
-		       const int32_t *names, uint64_t n, uint32_t fanout, uint64_t key,
-		       int64_t *ends, int32_t *out)
+uint64_t sampling_draw(const __s64 *indptr, const int32_t *indices, const int32_t *rows,
+		       const int32_t *names, uint64_t n, uint32_t fanout, uint64_t key, __s64 *ends,
+		       int32_t *out)
 {
-	uint64_t total = 0, places[MOST];
+	uint64_t total = 0;
 
 	for (uint64_t i = 0; i < n; i++) {
-		const int32_t *from = indices + indptr[rows[i]];
-		uint64_t degree = indptr[rows[i] + 1] - indptr[rows[i]];
-
-		if (i + 2 * AHEAD < n)
-			__builtin_prefetch(indptr + rows[i + 2 * AHEAD]);
-		if (i + AHEAD < n)
-			__builtin_prefetch(indices + indptr[rows[i + AHEAD]]);
-		if (!fanout || degree <= fanout) {
-			memcpy(out + total, from, 4 * degree);
-			total += degree;
-		} else {
-			draw(mix(key + names[i] * GOLDEN), degree, fanout, places);
-			for (uint32_t slot = 0; slot < fanout; slot++)
-				out[total++] = from[places[slot]];
-		}
+		fetch_neighbours(indptr, indices, rows, i, n);
+		total += draw_one(indptr, indices, rows[i], names[i], fanout, key, out + total);
 		ends[i] = total;
 	}
 	return total;
@@ -97,12 +56,12 @@ uint64_t sampling_number(int32_t *places, const int32_t *first, uint64_t known,
 	return count;
 }
 
-uint64_t sampling_select(const int64_t *indptr, const int32_t *values, const int32_t *rows,
-			 uint64_t n, int64_t *ends, int32_t *out);
+uint64_t sampling_select(const __s64 *indptr, const int32_t *values, const int32_t *rows,
+			 uint64_t n, __s64 *ends, int32_t *out);
 
 // Take some rows of an adjacency. Returns how many values they have.
-uint64_t sampling_select(const int64_t *indptr, const int32_t *values, const int32_t *rows,
-			 uint64_t n, int64_t *ends, int32_t *out)
+uint64_t sampling_select(const __s64 *indptr, const int32_t *values, const int32_t *rows,
+			 uint64_t n, __s64 *ends, int32_t *out)
 {
 	uint64_t total = 0;
 
@@ -116,4 +75,19 @@ uint64_t sampling_select(const int64_t *indptr, const int32_t *values, const int
 		ends[i] = total;
 	}
 	return total;
+}
+
+void sampling_gather(const uint64_t *places, const int32_t *numbers, uint64_t n, uint64_t row_bytes,
+		     char *to);
+
+// Copy rows that are anywhere: `places` are their addresses, by number.
+void sampling_gather(const uint64_t *places, const int32_t *numbers, uint64_t n, uint64_t row_bytes,
+		     char *to)
+{
+	for (uint64_t i = 0; i < n; i++) {
+		if (i + AHEAD < n)
+			for (uint64_t at = 0; at < row_bytes; at += 64)
+				__builtin_prefetch((const char *)places[numbers[i + AHEAD]] + at);
+		memcpy(to + i * row_bytes, (const char *)places[numbers[i]], row_bytes);
+	}
 }

@@ -189,7 +189,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: npz(p, indptr=INDPTR[:-1], indices=DST),
         "indptr: ends with",
     ),
-    "a.graph": (lambda p: text(p, ""), "must be debian, debian-files, synthetic, rmat:SCALE, or a file"),
+    "a.graph": (
+        lambda p: text(p, ""),
+        "must be debian, debian-files, synthetic, rmat:SCALE, or a file",
+    ),
     "no.parquet": (lambda p: p, "cannot be read: No such file or directory"),
     "folder.csv": (lambda p: (p.mkdir(), p)[1], "is a directory: must be a regular file"),
 }

@@ -1,0 +1,1 @@
+"""Training on sampled neighbourhoods of a graph whose parts are on different ranks."""
