@@ -43,7 +43,7 @@ CLOCK = {
     ),
     "quantize": Piece(
         "quantize",
-        "floats become integers, which programs in the kernel can add",
+        "floats become what travels, integers as a rule",
         PART_COLOURS["quantize"],
     ),
     "send": Piece("send", "the process hands its rows to the kernel", PART_COLOURS["send"]),

@@ -282,7 +282,7 @@ def signed(seconds: float) -> str:
 def times(comparison: Comparison) -> str:
     """Say how many times as fast one is as another."""
     if comparison.tie:
-        return f"as fast ({comparison.ratio:.2f}×, {comparison.why})"
+        return f"as fast as far as can be told ({comparison.ratio:.2f}×, {comparison.why})"
     ratio = comparison.ratio
     return f"{ratio:.2f}× as fast" if ratio > 1 else f"{1 / ratio:.2f}× as slow"
 

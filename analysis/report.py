@@ -57,7 +57,7 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         again=again(place or path),
         plots=plots,
         report=report_of(run),
-        lanes=run.manifest["scenario"][workload_of(run).table]["lanes"],
+        carried=carried(run.manifest["scenario"][workload_of(run).table]),
         about=report_of(run).about(run),
         checks=found,
         failed=sum(not check.passed for check in found),
@@ -76,6 +76,19 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         "report.html", lambda place: place.write_text(html, encoding="utf-8")
     )
     return report, found
+
+
+def carried(table: Mapping[str, Any]) -> str:
+    """Say as what values travel in the kernel, by the keys of a scenario's table."""
+    lanes = f"{table['lanes']} lanes in the kernel"
+    if table.get("broadcast") != "tokens":
+        return lanes
+    rows = f"rows of {table['dtype']} by tokens, added by the {table['aggregate']}"
+    if table.get("halo") == "cover":
+        rows = f"a cover's {rows}"
+    if table.get("bound") is not None:
+        rows += f", sent again past a bound of {table['bound']:g}"
+    return f"{rows}; {lanes} for gradients"
 
 
 def template(name: str) -> jinja2.Template:

@@ -60,7 +60,9 @@ static __always_inline int fill(struct xdp_md *ctx, __u32 index, __u16 attempt)
 	t = frame_of(ctx);
 	if (!t)
 		return XDP_DROP;
+	t->head.version = RING_VERSION;
 	t->head.kind = PINCH_EMBED;
+	t->head.tag = token_config.tag; /* an ask may be of another format */
 	t->head.seq = out->seq;
 	t->head.number = out->number;
 	t->head.stream = bpf_get_smp_processor_id();
@@ -126,6 +128,28 @@ static __always_inline bool find_out(const struct ring_frame *f, __u32 *index)
 	return f->number < pair->frames_out;
 }
 
+/* Tokens have come back, up to a partner's `number`-th: earlier ones that have not are lost,
+ * because frames between two ranks keep their order. */
+static __always_inline void give_back(struct token_control *c, __u32 sender, __u32 seq,
+				      __u32 number)
+{
+	struct token_peer *peer = bpf_map_lookup_elem(&token_peers, &sender);
+	__u64 before, known;
+
+	for (int i = 0; peer && i < TOKEN_TRIES; i++) {
+		before = word_read(&peer->tokens);
+		known = seq_of(before) == seq ? (__u32)before : 0;
+		if (known >= number)
+			return;
+		if (__sync_val_compare_and_swap(&peer->tokens, before, word_of(seq, number)) !=
+		    before)
+			continue;
+		if (seq_of(word_read(&c->returned)) == seq)
+			__sync_fetch_and_add(&c->returned, number - known);
+		return;
+	}
+}
+
 static __always_inline int on_token(struct xdp_md *ctx, struct token_control *c,
 				    struct ring_frame *f)
 {
@@ -140,8 +164,7 @@ static __always_inline int on_token(struct xdp_md *ctx, struct token_control *c,
 	/* Each frame's token is used once, so that duplicates do not multiply. */
 	if (__sync_lock_test_and_set(&out->acked, seq) == seq)
 		return drop(DROP_DUPLICATE);
-	if (seq_of(word_read(&c->returned)) == seq)
-		__sync_fetch_and_add(&c->returned, 1);
+	give_back(c, f->sender, seq, out->token);
 	if (*(volatile __u32 *)&c->stalled && __sync_lock_test_and_set(&c->stalled, 0))
 		wake(seq);
 	return refill(ctx, c);
@@ -249,8 +272,10 @@ static __always_inline int on_rows(struct xdp_md *ctx, struct token_control *c,
 	void *to;
 	int lost;
 
-	if (f->tag != (__u16)token_config.tag)
+	if (f->tag != (__u16)token_config.tag) {
+		__sync_fetch_and_or(&c->foreign, 1U << sender % RING_MAX_RANKS);
 		return drop(DROP_BAD_TENSOR);
+	}
 	if (number >= frames || frames > pair->frames_in)
 		return drop(DROP_BAD_CHUNK);
 	if (seq != open && seq != seq_after(open))
@@ -367,8 +392,6 @@ int token_doorbell(struct xdp_md *ctx)
 		return drop(DROP_BAD_COOKIE);
 	if (!fits(ctx))
 		return drop(DROP_BAD_LENGTH);
-	t->head.version = RING_VERSION;
-	t->head.tag = token_config.tag;
 	next = word_read(&c->next);
 	returned = word_read(&c->returned);
 	if (seq_of(returned) == seq_of(next) &&

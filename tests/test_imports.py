@@ -25,6 +25,7 @@ LAYERS = (
     "collectives",
     "exchange",
     "gnn",
+    "sampling",
     "faults",
     "telemetry",
     "capture",

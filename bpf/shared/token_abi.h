@@ -29,11 +29,12 @@ enum token_size {
 	/* Bytes of a frame that the kernel makes of one page: 4096 without what it keeps there, 256
 	 * of headroom, 320 of struct skb_shared_info and at most 160 of struct xdp_page_head. */
 	TOKEN_PAGE = 3360,
-	TOKEN_WORDS = 16,     /* words of lanes that the program adds at once */
-	TOKEN_BITS = 15,      /* of a lane that is added, in 16 */
-	TOKEN_WIDE_BITS = 31, /* of one in 32 */
-	TOKEN_PART = 1024,    /* edges of a part, at most */
-	TOKEN_SLICE = 4096,   /* edges that are added in one go, at most about this many */
+	TOKEN_WORDS = 16,      /* words of lanes that the program adds at once */
+	TOKEN_BITS = 15,       /* of a lane that is added, in 16 */
+	TOKEN_WIDE_BITS = 31,  /* of one in 32 */
+	TOKEN_PART = 1024,     /* edges of a part, at most */
+	TOKEN_SLICE = 4096,    /* edges that are added in one go, at most about this many */
+	TOKEN_EPOCH = 1 << 30, /* exchanges after which unused slots move on, before claims wrap */
 };
 
 /* The lower half of a slot's word. */
@@ -92,7 +93,8 @@ struct token_control {
 	__u32 gone;    /* ranks that went silent, likewise: exchanges have ended */
 	__u32 late;    /* ranks that are up but did not enter in time, likewise */
 	__u32 ended;   /* whether this rank has given up */
-	__u32 pad0[10];
+	__u32 foreign; /* ranks that send rows of another format, one bit each */
+	__u32 pad0[9];
 	__u64 ready; /* seq << 32 | frames that may be sent */
 	__u64 pad1[7];
 	__u64 next; /* seq << 32 | frames that have been taken */
@@ -133,6 +135,8 @@ struct token_out {
 	__u32 flags;
 	__u32 acked;   /* sequence number whose token has come back */
 	__u32 payload; /* where its data is: frames for several ranks may share it */
+	__u32 token;   /* if it returns: the how manieth of the receiver's that does */
+	__u32 pad;
 };
 
 /* Where a frame lands. */
@@ -150,10 +154,11 @@ struct token_peer {
 	__u32 frames[2]; /* how many there are; 0: none has landed */
 	__u64 heard;	 /* verified frames of any kind, cumulative */
 	__u64 news;	 /* of these, frames that have landed */
+	__u64 tokens;	 /* seq << 32 | tokens that it has sent back */
 	__u32 answers;	 /* of these, statuses */
 	__u32 at;	 /* sequence number that it has entered, by its latest status */
 	__u32 waits;	 /* ranks that it was waiting for then, one bit each */
-	__u32 pad[5];
+	__u32 pad[3];
 };
 
 _Static_assert(sizeof(struct token_peer) == 64, "a cache line");

@@ -32,6 +32,8 @@ struct token_partner {
 	float step;	   /* of the message, if its rows have one in common */
 	float needed;	   /* the least that is possible */
 	__u32 final;	   /* it has been packed with the right one */
+	__u32 tokens;	   /* frames of this exchange's message that return */
+	__u32 pad;
 };
 
 /* Rows that have hardly changed are not sent again: what a rank remembers of those it has sent, by
@@ -71,8 +73,9 @@ struct tokens {
 	struct row_source source;
 	struct token_cache cache;
 	__u32 seq;
-	__u32 flags;  /* output: enum pinch_flag, of all that has arrived and all that was sent */
-	__u32 failed; /* output: a rank */
+	__u32 returned; /* tokens that had come back when time was up last */
+	__u32 flags;	/* output: enum pinch_flag, of all that has arrived and all that was sent */
+	__u32 failed;	/* output: a rank */
 	__u32 nonfinite; /* output: ranks with such values, one bit each */
 	__s32 link;	 /* a packet socket */
 	__s32 doorbell;	 /* the doorbell's program; -1: frames are sent through `link` */

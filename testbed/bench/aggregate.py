@@ -95,6 +95,8 @@ def check_grid(dims: Sequence[int], degrees: Sequence[int], vertices: int, hosts
         raise SpecError(
             f"--vertices: {vertices}: must be {hosts - 1} or more, one per sending host"
         )
+    if vertices > MOST_ENTRIES:
+        raise SpecError(f"--vertices: {vertices}: must be at most {MOST_ENTRIES}")
     for degree in degrees or (0,):
         if degree < 1 or degree * vertices > MOST_ENTRIES:
             raise SpecError(

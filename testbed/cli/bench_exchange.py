@@ -93,8 +93,8 @@ def broadcast(
     out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Measure how long a message takes from one host to others: one frame that is cloned, compared
-    with one TCP send per receiver.
+    """Measure how long a message takes from one host to others: by tokens, or as frames that the
+    kernel clones (--broadcast tc), compared with one TCP send per receiver.
 
     A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10,
     2^20, 2^30.
@@ -155,8 +155,8 @@ def aggregate(
     out: options.Out = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Measure how fast a host adds up what others send: where frames arrive, compared with
-    receiving and adding in user space.
+    """Measure how fast a host adds up what others send, in its process or in the kernel
+    (--aggregate kernel), compared with receiving over TCP and adding.
 
     One of the hosts aggregates, the others send.
     """
@@ -198,7 +198,7 @@ def exchange(
         typer.Option(help="The graph: debian, the packages of APT's lists, or synthetic (R-MAT)."),
     ] = "debian",
     partitioner: Annotated[
-        str, typer.Option(help="Which host gets a vertex: metis, hash or range.")
+        str, typer.Option(help="Which host gets a vertex: metis, hash, range or fennel.")
     ] = "metis",
     dims: Annotated[
         str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")

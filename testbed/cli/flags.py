@@ -71,7 +71,7 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
         names = {key: found[0].name(key) for key in fields if key not in found[0].omit}
         models[name] = default, names
         parameters += [
-            _parameter(called, fields[key], getattr(default, key)) for key, called in names.items()
+            _parameter(called, fields[key], _own(default, key)) for key, called in names.items()
         ]
 
     @functools.wraps(verb)
@@ -79,7 +79,7 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
         made = {}
         for name, (default, names) in models.items():
             values = {
-                **default.model_dump(),
+                **{key: _own(default, key) for key in type(default).model_fields},
                 **{key: given.pop(called) for key, called in names.items()},
             }
             made[name] = checked(type(default), values, _place_writer(names))
@@ -88,6 +88,15 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def _own(default: Table, key: str) -> Any:
+    """A key's value; None, where the table chooses that by itself, so that it may choose another
+    with other options.
+    """
+    value = getattr(default, key)
+    chosen = type(default).model_fields[key].default is None
+    return None if chosen and value == getattr(type(default)(), key) else value
 
 
 def _place_writer(names: dict[str, str]) -> Callable[[Sequence[str | int]], str]:

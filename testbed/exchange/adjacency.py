@@ -91,9 +91,9 @@ class RowFormat:
         steps = bool(rows) if self.is_fixed else rows * self.stepped
         return marks + rows * self.row_bytes + 4 * steps
 
-    def tag(self, aggregation: Aggregation) -> int:
+    def tag(self, aggregation: Aggregation, halo: Halo) -> int:
         """Return 16 bits that differ for formats that are used differently."""
-        kind = f"{self} {aggregation}"
+        kind = f"{self} {aggregation} {halo.sums is not None}"
         return zlib.crc32(kind.encode()) & 0xFFFF
 
     @property
@@ -125,6 +125,15 @@ def row_source(form: RowFormat, sums: Sums | None, aggregation: Aggregation) -> 
     return source
 
 
+def _are_heavy(weights: NDArray[np.float32]) -> bool:
+    """Whether products of rows below `LARGE` with weights may pass through infinity, or with steps
+    leave the normal numbers: then they are formed in float64, too.
+    """
+    magnitudes = np.abs(weights[weights != 0])
+    least, most = magnitudes.min(initial=1.0), magnitudes.max(initial=1.0)
+    return not 2.0**-48 <= least <= most <= 2.0**12
+
+
 class Adjacency:
     """A sparse matrix whose rows are targets and whose columns are sources.
 
@@ -138,6 +147,8 @@ class Adjacency:
     :param places: uint64: the address of each row, if rows are not in a matrix.
     :param form: The format of rows that are in a message; their `offsets`, uint32, in units of 4
         bytes, one per source; and their `steps`, float32, one per source, if they have any.
+    :param received: Rows have come from other ranks, in a message as a rule, and may be as large as
+        float32 can be, whatever their weights.
     """
 
     def __init__(
@@ -151,10 +162,15 @@ class Adjacency:
         form: RowFormat | None = None,
         offsets: NDArray[np.uint32] | None = None,
         steps: NDArray[np.float32] | None = None,
+        received: bool | None = None,
     ) -> None:
+        received = (form is not None if received is None else received) and (
+            aggregation == "weighted"
+        )
         by_index = None if offsets is None else np.ascontiguousarray(offsets[indices])
         numbers = np.flatnonzero(np.diff(indptr))
         starts = np.append(indptr[numbers], indptr[-1:])
+        self._heavy = received and weights is not None and _are_heavy(weights)
         # Kept alive because the structure points to them.
         self._arrays = numbers, starts, indices, weights, places, by_index, steps
         self._call = load("aggregate").aggregate
@@ -188,4 +204,4 @@ class Adjacency:
         :param large: Some magnitudes are `LARGE` or more.
         """
         source = None if rows is None else rows.ctypes.data
-        self._call(self._struct.address, large, source, out.ctypes.data)
+        self._call(self._struct.address, large or self._heavy, source, out.ctypes.data)

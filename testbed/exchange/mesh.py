@@ -116,7 +116,7 @@ class Mesh(Closing):
             timeout_ms=int(patience * 1e3),
             source=self._source.value,
             stepped=form.stepped,
-            tag=form.tag(spec.aggregation),
+            tag=form.tag(spec.aggregation, halo),
             chunk_rows=CHUNK_BYTES // form.row_bytes,
             positions=self._positions.ctypes.data,
             vertices=len(self._positions),

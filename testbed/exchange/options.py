@@ -87,8 +87,8 @@ class ExchangeTerms(Table):
         default=None,
         description=(
             "who adds up the rows that pinch brings: process, as float32, from memory where an XDP"
-            " program has put them, or kernel, an XDP program, as integers, with broadcast = tc;"
-            " default: process with tokens, kernel with tc"
+            " program has put them, or kernel, an XDP program, as integers; default: process with"
+            " tokens, kernel with tc"
         ),
     )
     dtype: RowType | None = Field(
@@ -128,7 +128,11 @@ class ExchangeTerms(Table):
             raise ValueError(f"{needs}: needs broadcast = tc")
         if self.dtype is not None:
             if self.broadcast == "tc":
-                raise ValueError(f"dtype = {self.dtype}: needs broadcast = tokens; tc has lanes")
+                why = _needs_tc(self.model_dump()) or "broadcast = tc"
+                raise ValueError(
+                    f"dtype = {self.dtype}: needs broadcast = tokens, which does not go with {why};"
+                    " tc has lanes"
+                )
             allowed = ROW_TYPES[self.aggregate or "process"]
             if self.dtype not in allowed:
                 raise ValueError(

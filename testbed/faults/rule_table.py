@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from testbed.core.errors import SpecError
+from testbed.faults import delay_header
 from testbed.faults.identity import KINDS
 from testbed.faults.quantiles import quantiles
 from testbed.faults.rules import (
@@ -26,7 +27,7 @@ from testbed.faults.rules import (
     check_number,
 )
 from testbed.kernel.abi import constant, dtype
-from testbed.plan import MAX_HOSTS, MAX_LINEAR_MTU, FabricPlan
+from testbed.plan import MAX_HOSTS, MAX_LINEAR_MTU, MAX_MTU, FabricPlan
 
 __all__ = ["CERTAIN", "NO_RULES", "Action", "CompiledRule", "RuleTable", "compile_rules"]
 
@@ -136,14 +137,21 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
     """Resolve rules against a fabric.
 
     :param seed: Seed of all draws, modulo 2**64.
-    :raises SpecError: There are too many rules, or one names a host that the fabric does not have
-        or is netem's.
+    :raises SpecError: There are too many rules, one names a host that the fabric does not have or
+        is netem's, or frames are too long to be held.
     """
     for rule in rules:
         if rule.backend != "engine":
             given = f"{rule.action}: backend = {rule.backend}"
             raise SpecError(f"faults: {given}: must be engine where fates are counted and replayed")
     check_number(rules)
+    most = MAX_MTU - delay_header.SIZE
+    for rule in rules:
+        if plan.mtu > most and isinstance(rule, (Delay, Reorder, Duplicate)):
+            raise SpecError(
+                f"fabric.mtu = {plan.mtu}: must be at most {most} with {rule.action}, because a"
+                " header precedes frames that wait or are copied"
+            )
     tables: dict[tuple[int, ...], int] = {}
     compiled = tuple(_compile(rule, plan, tables) for rule in rules)
     return RuleTable(seed % 2**64, compiled, tuple(rules), tuple(tables))

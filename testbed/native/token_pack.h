@@ -116,6 +116,8 @@ static void pack_frame(struct tokens *t, struct token_partner *p, const float *x
 	out->check = same->check;
 	out->payload = same->payload;
 	out->flags = p->flags_out | (returns ? PINCH_FLAG_RETURN : 0);
+	p->tokens += returns;
+	out->token = returns ? p->tokens : 0;
 	out->number = number;
 	out->frames = frames_of(t, p->bytes);
 	out->receiver = p->rank;
@@ -184,6 +186,8 @@ static uint32_t pack(struct tokens *t, const float *x)
 		begin_packing(t, &t->partners[i]);
 	while (again) {
 		again = false;
+		for (uint32_t i = 0; i < t->config->partners; i++)
+			t->partners[i].tokens = 0;
 		for (uint32_t n = 0; n < total; n++) {
 			uint32_t frame = order[n];
 			struct token_partner *p = &t->partners[t->partner_of[frame]];

@@ -205,6 +205,7 @@ int tokens_send(struct tokens *t, const float *x)
 	int error;
 
 	t->meeting = !x;
+	t->returned = 0;
 	t->flags = 0;
 	t->nonfinite = 0;
 	__atomic_store_n(&t->control->entered, t->seq, __ATOMIC_RELEASE);
@@ -355,13 +356,15 @@ static int take_all(struct tokens *t)
 	return result;
 }
 
-// Tokens that have not come back by now are lost: go on without them. What cannot be sent even now
-// is asked for.
+// Where none has come back since time was up last, tokens are lost: go on without them. What cannot
+// be sent even now is asked for.
 static void forgive(struct tokens *t)
 {
 	uint64_t stride = t->config->stride, back = (taken(t) + stride - 1) / stride;
+	uint32_t before = t->returned;
 
-	if (unsent(t)) {
+	t->returned = __atomic_load_n(&t->control->returned, __ATOMIC_SEQ_CST);
+	if (unsent(t) && t->returned == before) {
 		__atomic_store_n(&t->control->returned, (uint64_t)t->seq << 32 | back,
 				 __ATOMIC_SEQ_CST);
 		push(t);
@@ -453,6 +456,18 @@ int tokens_add(struct tokens *t)
 	return 0;
 }
 
+// Slots and frames that have not been used for long would belong to the future once numbers wrap:
+// they move on with the others of the exchange that is left, whose frames are not accepted any
+// more.
+static void move_on(struct tokens *t)
+{
+	for (uint32_t slot = 0; slot < t->config->slots; slot++)
+		__atomic_store_n(&slot_at(t, slot)->claim, (uint64_t)t->seq << 32 | TOKEN_LANDED,
+				 __ATOMIC_SEQ_CST);
+	for (uint32_t frame = 0; frame < t->config->outs; frame++)
+		__atomic_store_n(&out_at(t, t->seq, frame)->acked, t->seq, __ATOMIC_SEQ_CST);
+}
+
 void tokens_open(struct tokens *t, uint32_t seq);
 
 // Leave the exchange that has been taken, and open the next.
@@ -468,6 +483,8 @@ void tokens_open(struct tokens *t, uint32_t seq)
 			__atomic_store_n(&peer->landed[parity], 0, __ATOMIC_SEQ_CST);
 		}
 	__atomic_store_n(&t->control->complete[parity], 0, __ATOMIC_SEQ_CST);
+	if (t->seq && t->seq % TOKEN_EPOCH < 4) // of both parities
+		move_on(t);
 	t->seq = seq;
 	__atomic_store_n(&t->control->open, seq, __ATOMIC_SEQ_CST);
 }

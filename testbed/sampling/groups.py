@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.gnn.sampling import Block, Numbering, Vertices, gather, key_of
-from testbed.sampling.part import Part
+from testbed.sampling.graph_part import Part
 from testbed.sampling.peers import Peers
 
 __all__ = ["PARTS", "Minibatch", "Preparation"]

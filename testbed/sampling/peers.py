@@ -23,7 +23,7 @@ from testbed.core.errors import CollectiveError, TestbedError
 from testbed.gnn.sampling import Drawn, Vertices
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.native import load
-from testbed.sampling.part import Part
+from testbed.sampling.graph_part import Part
 
 __all__ = ["Peers"]
 

@@ -231,9 +231,9 @@ def _added(
     found = []
     for halo in halos:
         out = np.empty((halo.num_owned, dim), np.float32)
-        Adjacency(halo.indptr, halo.indices, halo.weights, dim, aggregation).aggregate(
-            x[np.concatenate(halo.sources)], out
-        )
+        Adjacency(
+            halo.indptr, halo.indices, halo.weights, dim, aggregation, received=True
+        ).aggregate(x[np.concatenate(halo.sources)], out)
         found.append(out)
     return found
 
@@ -263,7 +263,7 @@ class Kept:
             covered = Travelling.of(graph, aggregation)
             self._travelling, self._aggregation = covered, covered.aggregation
         self._needed = sent(self._travelling)
-        self._bound, self._staleness = np.float32(bound), staleness
+        self._bound, self._staleness = np.float32(min(bound, float(FLOAT32.max))), staleness
         self.rows: NDArray[np.float32] | None = None
         self._age: NDArray[np.int64] = np.zeros(0, np.int64)
         self.hits = self.lookups = 0
@@ -349,8 +349,9 @@ def fixed_aggregates(
             fine[:] = np.iinfo(np.int64).min
             np.maximum.at(fine, target, summands)
         else:  # sums may exceed 64 bits: of products with the weights' upper and lower bits
-            np.add.at(coarse, target, summands * (weights.values >> 24)[:, None])
-            np.add.at(fine, target, summands * (weights.values & 0xFFFFFF)[:, None])
+            high = np.sign(weights.values) * (np.abs(weights.values) >> 24)
+            np.add.at(coarse, target, summands * high[:, None])
+            np.add.at(fine, target, summands * (weights.values - (high << 24))[:, None])
         upper, lower = (coarse >> 8) + (fine >> 32), (coarse % 256 << 24) + fine % 2**32
         sums = upper * 2.0**32 + lower  # rounded once
         out = sums.astype(np.float32) * (most / weights.scales).astype(np.float32)[:, None]

@@ -169,7 +169,10 @@ def test_answer_names_no_winner_within_the_spread(make_run: RunMaker) -> None:
         " tcp-ring 1.4 s (1.17×, within their spread), gloo 1.8 s (1.50×); medians are of 3 epochs"
         " each." in text
     )
-    assert "an epoch with xdp-ring was as fast (1.17×, within their spread)" in text
+    assert (
+        "an epoch with xdp-ring was as fast as far as can be told (1.17×, within their spread)"
+        in text
+    )
     assert "Where the difference lies" not in text
 
 
@@ -218,6 +221,6 @@ def test_words_for_numbers() -> None:
     assert said == [
         "2.00× as fast",
         "2.00× as slow",
-        "as fast (1.50×, within their spread)",
-        "as fast (2.00×, of one measurement)",
+        "as fast as far as can be told (1.50×, within their spread)",
+        "as fast as far as can be told (2.00×, of one measurement)",
     ]

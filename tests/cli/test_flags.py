@@ -4,10 +4,11 @@ from typing import Annotated, Any
 
 import pytest
 import typer
-from pydantic import Field
+from pydantic import Field, model_validator
 from typer.testing import CliRunner
 
 from testbed.cli import app, flags
+from testbed.cli.bench_exchange import TERMS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.core.tables import Table
@@ -129,3 +130,58 @@ def test_options_of_a_bench_are_refused_by_their_flags(arguments: list[str], tex
     result = CliRunner().invoke(app, ["bench", "allreduce", *arguments])
     assert isinstance(result.exception, SpecError)
     assert str(result.exception) == text
+
+
+class Way(Table):
+    """A table that chooses one key by another, unless it is given."""
+
+    way: str | None = None
+    speed: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose(cls, given: Any) -> Any:
+        way = given.get("way") or "left"
+        return {"way": way, "speed": given.get("speed") or ("slow" if way == "left" else "fast")}
+
+
+def test_what_a_table_chooses_by_itself_it_chooses_anew_with_other_flags() -> None:
+    made, seen = typer.Typer(), list[Way]()
+
+    @made.command()
+    @flags.expand
+    def work(way: Annotated[Way, flags.Of()] = Way()) -> None:  # noqa: B008
+        """Do it."""
+        seen.append(way)
+
+    for arguments in ([], ["--way", "right"], ["--way", "right", "--speed", "slow"]):
+        assert CliRunner().invoke(made, arguments).exit_code == 0
+    assert [(each.way, each.speed) for each in seen] == [
+        ("left", "slow"),
+        ("right", "fast"),
+        ("right", "slow"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--broadcast", "tc"], ("tc", "kernel", None)),
+        (["--sums", "packed"], ("tc", "kernel", None)),
+        (["--aggregate", "kernel"], ("tokens", "kernel", "int16")),
+        (["--dtype", "float32"], ("tokens", "process", "float32")),
+    ],
+)
+def test_the_ways_of_pinch_have_flags(arguments: list[str], found: tuple[str, ...]) -> None:
+    made, seen = typer.Typer(), list[ExchangeOptions]()
+
+    @made.command()
+    @flags.expand
+    def work(terms: Annotated[ExchangeOptions, flags.Of()] = TERMS) -> None:
+        """Do it."""
+        seen.append(terms)
+
+    done = CliRunner().invoke(made, arguments)
+    assert done.exit_code == 0, done.output
+    assert (seen[0].broadcast, seen[0].aggregate, seen[0].dtype) == found
+    assert seen[0].affinity == TERMS.affinity

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.adjacency import Adjacency, RowFormat
 from testbed.exchange.interface import Aggregation
+from testbed.protocol.rows import pack_int16
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange.graphs import partitioned
 
@@ -51,3 +52,33 @@ def test_aggregation_without_weights() -> None:
     rows = np.array([[1, 2], [3, 5]], np.float32)
     Adjacency(np.array([0, 2, 2]), np.array([0, 1], np.int32), None, 2, "sum").aggregate(rows, out)
     assert out.tolist() == [[4, 7], [0, 0]]
+
+
+@pytest.mark.parametrize(("row", "weight"), [(1e32, 1e11), (3e-38, 1e30), (1e-20, 1e-60)])
+def test_products_of_steps_and_weights_need_not_be_float32(row: float, weight: float) -> None:
+    """Lanes times steps times weights are, or 0; zeros stay zeros."""
+    x = np.array([[row, 0]], np.float32)
+    words, steps = pack_int16(x)
+    memory, out = words.view(np.uint8).reshape(-1), np.empty((1, 2), np.float32)
+    weights = np.array([weight], np.float32)
+    Adjacency(
+        *(np.array([0, 1]), np.zeros(1, np.int32), weights, 2, "weighted"),
+        form=RowFormat("int16", 2, True),
+        offsets=np.zeros(1, np.uint32),
+        steps=steps,
+    ).aggregate(memory, out)
+    with np.errstate(over="ignore"):
+        exact = (words.astype(np.float64) * float(steps[0]) * float(weights[0])).astype(np.float32)
+    np.testing.assert_array_equal(out, exact)
+    assert out[0, 1] == 0
+
+
+def test_large_products_cancel_out() -> None:
+    x = np.full((2, 1), 1e31, np.float32)
+    weights, out = np.array([1e8, -1e8], np.float32), np.empty((1, 1), np.float32)
+    Adjacency(
+        *(np.array([0, 2]), np.arange(2, dtype=np.int32), weights, 1, "weighted"),
+        form=RowFormat("float32", 1, False),
+        offsets=np.arange(2, dtype=np.uint32),
+    ).aggregate(x.view(np.uint8).reshape(-1), out)
+    assert out == 0

@@ -88,7 +88,13 @@ def test_defaults_that_depend_on_other_options(options, found) -> None:
         ),
         (
             {"broadcast": "tc", "dtype": "int16"},
-            "dtype = int16: needs broadcast = tokens; tc has lanes",
+            "dtype = int16: needs broadcast = tokens, which does not go with broadcast = tc; tc has"
+            " lanes",
+        ),
+        (
+            {"aggregate": "kernel", "bound": 0.5, "dtype": "int16"},
+            "dtype = int16: needs broadcast = tokens, which does not go with bound = 0.5 with"
+            " aggregate = kernel; tc has lanes",
         ),
         (
             {"dtype": "int32"},

@@ -182,3 +182,17 @@ def test_blocks_of_rows_do_not_cross_frames() -> None:
         adding = Adding.plan(layout, graph.halos[0], "sum")
         assert (8 * (adding.edges["at"] + form.words) <= layout.room).all()
         assert (adding.edges["slot"] < layout.slots).all()
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("power", [0, 16, 40, 60, 120])
+def test_heavy_partial_sums_are_not_added_for_ever(lanes: RowLanes, power: int) -> None:
+    """A summand that is too heavy for one sum is added in several, but not in thousands."""
+    graph = draw_partitioned(0, 300, 3000, 4)
+    weights = np.ldexp(graph.weights, power).astype(np.float32)
+    heavy = Partitioned(graph.indptr, graph.indices, weights, graph.owner, graph.world)
+    for choice in get_args(HaloChoice):
+        for halo in heavy.halos_of(choice):
+            layout = Layout.plan(RowFormat.of(lanes, 4, halo), halo, 1500, True)
+            adding = Adding.plan(layout, halo, "weighted")
+            assert len(adding.edges) <= 65 * max(len(halo.indices), 1)

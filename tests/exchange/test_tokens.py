@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from testbed.core.errors import CollectiveError
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.registry import open_exchange
 from testbed.testing import assert_faults_fired
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange.pinch_hosts import PinchHosts, aggregate_in, assert_exact, close_in
+from tests.support.kept import kept
 from tests.support.tiers import broad
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
@@ -221,6 +224,73 @@ def test_values_near_the_largest_are_neither_infinite_nor_an_error(hosts, adder,
                 some = np.diff(graph.halos[rank].indptr) > 0
                 assert np.isfinite(result[some]).all()
     assert weights > 0
+
+
+OTHER = [
+    ({"dim": 15}, {"dim": 16}),
+    ({"dtype": "int16", "dim": 16}, {"dtype": "float32", "dim": 8}),
+    ({"dtype": "int16"}, {"dtype": "bfloat16"}),
+    ({"bound": 0.0}, {"bound": None}),
+    ({"kind": "sum"}, {"kind": "max"}),
+    ({"halo": "rows"}, {"halo": "cover"}),
+    ({"aggregate": "kernel", "dtype": "int16"}, {"aggregate": "kernel", "dtype": "int32"}),
+]
+
+
+def open_alone(context, spec):
+    try:
+        with open_exchange("pinch", context, spec) as exchange:
+            exchange.connect()
+        return None
+    except CollectiveError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("one", "other"), broad(OTHER, 2), ids=str)
+def test_ranks_that_open_with_other_options_are_told(hosts, workers, one, other) -> None:
+    """At once, and by both; whatever is asked for again."""
+    graph = draw_partitioned(0, 60, 500, 2)
+    groups = hosts.groups(2, timeout=20.0, connect_timeout=20.0)
+    specs = []
+    for rank, options in enumerate((one, other)):
+        chosen = {"dim": 16, "kind": "sum", "halo": "rows", **TOKENS, **options}
+        halo = graph.halos_of(chosen.pop("halo"))[rank]
+        dim, kind = chosen.pop("dim"), chosen.pop("kind")
+        specs.append(ExchangeSpec(groups[rank], halo, dim, kind, **chosen))
+    calls = {f"h{rank + 1}": {"spec": spec} for rank, spec in enumerate(specs)}
+    found = workers.call_all(open_alone, calls, timeout=15.0)
+    said = [
+        f"exchange: rank {rank} (h{rank + 1}) sends rows of another format than this rank expects"
+        for rank in (1, 0)
+    ]
+    told = zip(found.values(), said, strict=True)
+    assert any(str(error).startswith(words) for error, words in told)
+    assert all(found.values())
+
+
+def jump(context, number, seq):
+    """Go on with a later exchange, as if only first frames had been sent since."""
+    exchange, _ = kept(context)[f"pinch/{number}"]
+    port = exchange.port
+    assert (port.seq - seq) % 2 == 0
+    for partner in port.layout.partners:
+        port.slots["claim"][:, partner.slot] = 0
+    port.open(seq)
+
+
+@pytest.mark.deep
+def test_slots_that_are_not_used_for_long_do_not_belong_to_the_future(hosts) -> None:
+    """Messages with few rows leave most slots alone, for more exchanges than numbers have order."""
+    graph = draw_partitioned(5, 1000, 8000, 3)
+    x, y = (embeddings(turn, graph, 64) for turn in range(2))
+    with hosts.open(graph, 64, bound=0.0, timeout=5.0, **TOKENS) as exchange:
+        exchange.check([x, y, x])  # slots of both parities are used
+        for quarter in (1, 2, 3):
+            turns = (exchange.measures()["seq"] // 3) % 2
+            seq = quarter * 2**30 - 4 + int(turns)
+            exchange.call(jump, [{"number": exchange.number, "seq": seq}] * 3)
+            exchange.check([x], times=12)
+        exchange.check([y, x])
 
 
 def test_a_killed_rank_is_named(hosts, workers) -> None:

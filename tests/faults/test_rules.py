@@ -1,5 +1,7 @@
 """Rules as text: what is accepted, and the errors for the rest."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -262,3 +264,13 @@ def test_hosts_and_numbers_of_rules_are_checked():
         compile_rules([parse_rule("drop link=*->h5")], PLAN)
     with pytest.raises(SpecError, match="faults: 65 rules on packets: must be at most 64"):
         compile_rules([parse_rule("drop")] * 65, PLAN)
+
+
+@pytest.mark.parametrize("words", ["delay delay=2ms", "reorder p=0.1", "duplicate"])
+def test_frames_that_leave_no_room_for_a_header_cannot_wait(words):
+    """Else they would be lost, all of them: `struct delay_header` precedes them."""
+    large, room = replace(PLAN, mtu=65_424), replace(PLAN, mtu=65_423)
+    with pytest.raises(SpecError, match=r"^fabric\.mtu = 65424: must be at most 65423 with "):
+        compile_rules([parse_rule(words)], large)
+    compile_rules([parse_rule(words)], room)
+    compile_rules([parse_rule("drop p=0.5")], large)

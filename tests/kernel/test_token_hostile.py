@@ -94,11 +94,11 @@ class Scene:
     def memory(self) -> dict[str, bytes]:
         """All that frames may change, but for what is known of a rank's liveness."""
         member = self.member
-        peers = member.peers.copy()
-        peers["heard"] = 0
+        peers, control = member.peers.copy(), member.control.value.copy()
+        peers["heard"] = control["foreign"] = 0
         names = ("outs", "slots", "payloads", "landing", "order")
         found: dict[str, bytes] = {name: getattr(member, name).tobytes() for name in names}
-        return found | {"peers": peers.tobytes(), "control": bytes(member.control)}
+        return found | {"peers": peers.tobytes(), "control": control.tobytes()}
 
     def counters(self) -> dict[str, int]:
         return {name: count for name, count in self.member.counted().items() if count}

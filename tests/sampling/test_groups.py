@@ -13,8 +13,8 @@ from testbed.core.errors import CollectiveError, SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.sampling import Sampler, key_of
 from testbed.gnn.synthetic import SyntheticSpec, synthetic_graph
+from testbed.sampling.graph_part import Part
 from testbed.sampling.groups import PARTS, Preparation
-from testbed.sampling.part import Part
 from testbed.sampling.peers import Peers
 
 FANOUT = (4, 3, 2)

@@ -76,7 +76,8 @@ class Landings:
         self._format = numbers.format
         self._memory = maps, first, halo_of  # kept alive because native code has addresses in them
         self._adjacency = Adjacency(
-            halo.indptr, halo.indices, halo.weights, layout.dim, aggregation, self._rows
+            *(halo.indptr, halo.indices, halo.weights, layout.dim, aggregation, self._rows),
+            received=True,
         )
         self._find = load("landings").pinch_find_rows
         self._find.argtypes, self._find.restype = [ctypes.c_void_p] * 2, ctypes.c_uint64

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from testbed.native import load
 __all__ = ["Adding", "Sums", "Weights"]
 
 _MOST = constant("TOKEN_PART")
+_SPLIT = 64
+"""How often a summand is added at most, in several sums, that is too heavy for one."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Weights:
     """The weights of sums as integers.
 
     A row's are multiples of a power of two of its own, or themselves if they are whole. A partial
-    sum's power of two, by which it has been divided, does not make the others coarser.
+    sum's power of two, by which it has been divided, makes the others coarser only where it would
+    have to be added more than `_SPLIT` times.
 
     :param values: int64, by edge.
     :param scales: float64, by row of the result: how many of its weights are 1.
@@ -58,12 +62,17 @@ class Weights:
         some = np.diff(halo.indptr) > 0
         first = halo.indptr[:-1][some]
         largest, broken = np.ones(halo.num_owned), np.zeros(halo.num_owned)
+        heaviest = np.ones(halo.num_owned)
         if len(first):
             largest[some] = np.maximum.reduceat(magnitudes, first)
+            heaviest[some] = np.maximum.reduceat(np.abs(weights), first)
             broken[some] = np.maximum.reduceat(weights % 1, first)
         whole = (broken == 0) & (largest <= _most(bits)) | (largest == 0)
+        whole &= heaviest <= _SPLIT * _most(bits)
         target = 24 if bits > 16 else 12
         exponents = target - np.ceil(np.log2(np.where(largest > 0, largest, 1.0)))
+        heavy = np.ceil(np.log2(np.maximum(heaviest, 2.0**-1000)))
+        exponents = np.minimum(exponents, math.floor(math.log2(_SPLIT * _most(bits))) - heavy)
         scales = np.where(whole, 1.0, np.exp2(exponents))
         by_edge = np.repeat(scales, np.diff(halo.indptr))
         return cls(np.rint(weights * by_edge).astype(np.int64), scales)

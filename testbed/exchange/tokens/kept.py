@@ -38,7 +38,7 @@ class Cache:
             "token_cache",
             marks=True,
             staleness=spec.staleness,
-            bound=spec.bound,
+            bound=min(spec.bound or 0.0, float(np.finfo(np.float32).max)),
             positions=positions.ctypes.data,
             rows=len(positions),
             last=last.ctypes.data,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import socket
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_RUNNING
 
 from testbed.comm.group import GroupSpec
 from testbed.core.closing import Closing
@@ -34,6 +37,7 @@ COUNTERS = counter_names("token_counter", "TOKEN_")
 
 _SOL_PACKET, _PACKET_QDISC_BYPASS = 263, 20  # linux/if_packet.h
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
+_SIOCGIFFLAGS = 0x8913  # linux/sockios.h
 _SEND_BUFFER = 16 << 20
 _IN_FLIGHT = 128 << 10
 """Bytes that a process sends at once: further tokens hardly help where hosts share processors, and
@@ -107,7 +111,7 @@ class TokenPort(Closing):
             self.sums: NDArray[np.uint8] = maps["token_sums"].view(np.uint8)
             self.control = Struct(maps["token_control"].view(dtype("token_control")))
             self.peers = maps["token_peers"].view(dtype("token_peer")).reshape(-1)
-            self._slots = maps["token_slots"].view(dtype("token_slot")).reshape(2, -1)
+            self.slots = maps["token_slots"].view(dtype("token_slot")).reshape(2, -1)
             self.landing: NDArray[np.uint8] = maps["token_landing"].view(np.uint8)
             count = spec.group.size if layout.form.is_fixed else spec.halo.num_halo
             self.steps = np.zeros(max(count, 1), np.float32)
@@ -188,7 +192,11 @@ class TokenPort(Closing):
 
     def open_next(self) -> None:
         """Leave the exchange that is complete, and accept frames of the next."""
-        self._call.tokens_open(self._native.address, seq_after(self.seq))
+        self.open(seq_after(self.seq))
+
+    def open(self, seq: int) -> None:
+        """Leave the exchange that is complete, and accept frames of one with another number."""
+        self._call.tokens_open(self._native.address, seq)
 
     def send(self, x: Embeddings | None) -> None:
         """Enter the exchange that is open: pack all frames, and send the first. Without embeddings,
@@ -224,9 +232,22 @@ class TokenPort(Closing):
         """Numbers of the frames that have not landed from a rank; where none has, its first."""
         parity = self.seq & 1
         count = int(self.peers["frames"][partner.rank, parity]) or 1
-        words = self._slots["claim"][parity][partner.slot :][:count]
+        words = self.slots["claim"][parity][partner.slot :][:count]
         landed = words == np.uint64(self.seq << 32 | constant("TOKEN_LANDED"))
         return np.flatnonzero(~landed)
+
+    @property
+    def has_carrier(self) -> bool:
+        """Whether the link is up at both ends."""
+        request = fcntl.ioctl(self._socket, _SIOCGIFFLAGS, struct.pack("16sH22x", LINK.encode(), 0))
+        return bool(struct.unpack("16sH22x", request)[1] & IFF_RUNNING)
+
+    def bytes_from(self, rank: int) -> int:
+        """Bytes of data that have landed from a rank."""
+        parity = self.seq & 1
+        (slot,) = (each.slot for each in self.layout.partners if each.rank == rank)
+        count = int(self.peers["frames"][rank, parity])
+        return int(self.slots["bytes"][parity][slot:][:count].sum())
 
     @property
     def nonfinite(self) -> list[int]:
@@ -304,7 +325,7 @@ def _config(spec: ExchangeSpec, layout: Layout, rings: bool) -> Struct:
         rank=group.rank,
         ranks=group.size,
         group=group.group_id,
-        tag=layout.form.tag(spec.aggregation),
+        tag=layout.form.tag(spec.aggregation, spec.halo),
         room=layout.room,
         slots=layout.slots,
         outs=layout.outs,

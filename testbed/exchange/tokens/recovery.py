@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 
 from testbed.core.errors import CollectiveError
 from testbed.exchange.pinch.verdict import Words
@@ -15,7 +16,8 @@ __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
 _FAREWELL = 10  # round trips without an ask after which no rank lacks a frame of this one
-_ASKS = 16  # frames that a rank is asked for at once
+_ASKS = 64  # frames that a rank is asked for at once, at most
+_ASKED_BYTES = 1 << 20  # or as many as hold so much
 
 
 class Recovery:
@@ -23,18 +25,21 @@ class Recovery:
 
     :param timeout: Seconds without progress after which it gives up.
 
-    Frames of other ranks may be late because their processes compute first, so a rank asks for them
-    only when an exchange takes longer than usual.
+    Frames of other ranks may be late because their processes compute first. So a rank that has not
+    begun to send is asked only when the exchange takes longer than usual; one that has begun, as
+    soon as nothing new comes from it for a while.
     """
 
     def __init__(self, port: TokenPort, timeout: float) -> None:
         self.port, self._timeout = port, timeout
         self.timer = RetransmissionTimer(
-            ceiling=min(RetransmissionTimer.ceiling, timeout / (2 * TRIES))
+            ceiling=min(RetransmissionTimer.ceiling, timeout / (2 * TRIES)),
+            initial=RetransmissionTimer.floor,
         )
         names = [member.name for member in port.group.members]
         self._words = Words(port.group.rank, names, timeout)
-        self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
+        self._usual = 0.0  # seconds that an exchange takes without asks; 0: not known yet
+        self._most = max(1, min(_ASKS, _ASKED_BYTES // port.layout.room))
 
     def wait(self) -> None:
         """Wait until everything has landed.
@@ -42,27 +47,36 @@ class Recovery:
         :raises CollectiveError: There was no progress for the timeout, ranks differ, or exchanges
             have ended; the text says why.
         """
-        started = time.monotonic()
-        waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
+        started, asks = time.monotonic(), 0
+        waited = self.port.wait(self._while)
         if waited in (Waited.TIME_UP, Waited.DAMAGED):
-            waited = self._go_on(started, waited)
+            waited, asks = self._go_on(started, waited)
         if waited is Waited.OVER:
             raise CollectiveError(self._end())
         if waited is Waited.DIFFER:
-            member = self.port.group.members[self.port.failed]
-            raise CollectiveError(
-                f"exchange: rank {member.rank} ({member.name}) sends other rows than this rank"
-                " expects: ranks differ in halos"
-            )
-        took = time.monotonic() - started
-        self._usual = (3 * self._usual + took) / 4 if self._usual else took
+            raise CollectiveError(self._differ())
+        self.timer.progressed()
+        if not asks:
+            took = time.monotonic() - started
+            self._usual = (3 * self._usual + took) / 4 if self._usual else took
 
-    def _go_on(self, started: float, waited: Waited) -> Waited:
+    @property
+    def _while(self) -> float:
+        """Seconds without news after which frames of a rank that sends are lost."""
+        return max(self.timer.timeout, self._usual / 4)
+
+    def _go_on(self, started: float, waited: Waited) -> tuple[Waited, int]:
+        """Go on waiting; return also how often ranks have been asked."""
         port, moved, policy, asks = self.port, started, Policy(self.seen()), 0
+        patience = started + min(1.25 * self._usual, _MOST_PATIENCE)
+        quiet = _Quiet(policy.news)
         while waited in (Waited.TIME_UP, Waited.DAMAGED):
             now, seen = time.monotonic(), self.seen()
             port.control.waits = sum(1 << rank for rank in seen.partners if seen.is_behind(rank))
-            if policy.look(seen) and waited is Waited.TIME_UP:
+            due = quiet.look(seen.news)
+            if port.control.foreign:
+                raise CollectiveError(self._foreign())
+            if policy.look(seen):
                 moved = now
                 self.timer.progressed()
             elif policy.is_over(seen, now - moved, self._timeout):
@@ -72,19 +86,31 @@ class Recovery:
                 raise CollectiveError(self._words.gave_up(seen, verdict, 0, now - started))
             else:
                 self.timer.expired()
-                policy.act(seen)
-                asks += 1
-                self._ask(asks)
-            waited = port.wait(self.timer.timeout)
+                if now >= patience:
+                    policy.act(seen)
+            asked = [
+                rank
+                for rank in seen.partners
+                if waited is Waited.DAMAGED
+                or (now >= patience and seen.news[rank] == policy.news[rank])
+                or (rank in due and seen.received[rank])
+            ]
+            asks += self._ask(asked, asks + 1)
+            waited = port.wait(self._while)
         port.control.waits = 0
-        return waited
+        return waited, asks
 
-    def _ask(self, attempt: int) -> None:
-        """Ask each rank for what is missing."""
+    def _ask(self, ranks: Collection[int], attempt: int) -> bool:
+        """Ask ranks for what is missing; return whether anything is."""
+        found = False
         for partner in self.port.layout.partners:
+            if partner.rank not in ranks:
+                continue
             missing = self.port.missing(partner)
             if len(missing):
-                self.port.ask(partner.rank, missing[:_ASKS].tolist(), attempt)
+                found = True
+                self.port.ask(partner.rank, missing[: self._most].tolist(), attempt)
+        return found
 
     def seen(self) -> Seen:
         """The state on which `Policy` bases its decisions."""
@@ -116,6 +142,28 @@ class Recovery:
             owed=0,
         )
 
+    def _foreign(self) -> str:
+        """End exchanges, and return the text of the error if ranks do not understand each other."""
+        port, mask = self.port, int(self.port.control.foreign)
+        ranks = [rank for rank in range(port.group.size) if mask >> rank & 1]
+        port.end([], ranks)
+        names = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in ranks)
+        return (
+            f"exchange: {names} sends rows of another format than this rank expects: ranks differ"
+            " in dim, aggregation, dtype, who adds, halo or bound"
+        )
+
+    def _differ(self) -> str:
+        """End exchanges, and return the text of the error if what a rank sends does not fit."""
+        port = self.port
+        rank = port.failed
+        port.end([], [rank])
+        member = port.group.members[rank]
+        who = f"exchange: rank {rank} ({member.name}) sends"
+        if not port.bytes_from(rank):
+            return f"{who} no rows: it has closed the exchange, or ranks differ in halos"
+        return f"{who} other rows than this rank expects: ranks differ in halos"
+
     def linger(self) -> None:
         """Stay until all partners have finished their exchanges, and nothing is asked any more.
 
@@ -139,7 +187,7 @@ class Recovery:
         while quiet < _FAREWELL and time.monotonic() < deadline:
             time.sleep(self.timer.timeout)
             before, heard = heard, port.peers["heard"].tolist()
-            quiet = quiet + 1 if heard == before else 0
+            quiet = quiet + 1 if heard == before and port.has_carrier else 0
 
     def _end(self) -> str:
         """The text of the error if other ranks have ended exchanges."""
@@ -150,3 +198,22 @@ class Recovery:
         )
         port.end(gone, late)  # those who wait for this rank have to know, too
         return self._words.ended(port.seq, gone, late)
+
+
+class _Quiet:
+    """Which ranks nothing new has come from; those from which nothing comes after they have been
+    asked are asked half as often each time.
+    """
+
+    def __init__(self, news: Sequence[int]) -> None:
+        self._news = tuple(news)
+        self._still = [0] * len(self._news)
+
+    def look(self, news: Sequence[int]) -> list[int]:
+        """Return the ranks to ask now."""
+        self._still = [
+            still + 1 if now == before else 0
+            for still, now, before in zip(self._still, news, self._news, strict=True)
+        ]
+        self._news = tuple(news)
+        return [rank for rank, still in enumerate(self._still) if still.bit_count() == 1]

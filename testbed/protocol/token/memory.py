@@ -54,6 +54,7 @@ class Out(NamedTuple):
     frames: int = 0
     flags: int = 0
     acked: int = 0
+    token: int = 0
     data: tuple[int, ...] = ()
 
 
@@ -76,6 +77,7 @@ class Peer(NamedTuple):
     answers: int = 0
     at: int = 0
     waits: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Memory:
     gone: int = 0
     late: int = 0
     ended: int = 0
+    foreign: int = 0  # for an error's text
     ready: int = 0
     next: int = 0
     returned: int = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.kernel.abi import constant
 from testbed.protocol.pinch.packet import Packet, check_of
 from testbed.protocol.sequence import word_of
 from testbed.protocol.token.memory import FLAGS, Out, Slot
@@ -13,6 +14,8 @@ from testbed.protocol.token.rank import FREE, LANDED, Rank, sealed
 from testbed.protocol.wire import PinchKind
 
 __all__ = ["Process"]
+
+EPOCH = constant("TOKEN_EPOCH")
 
 
 class Process:
@@ -35,7 +38,21 @@ class Process:
                 landed=(landed[0], landed[1]), frames=(frames[0], frames[1])
             )
         rank.complete[parity] = 0
+        if self.seq and self.seq % EPOCH < 4:  # of both parities
+            self._move_on()
         self.seq = rank.open = seq
+
+    def _move_on(self) -> None:
+        """Slots and frames that have not been used for long would belong to the future once numbers
+        wrap (``move_on``).
+        """
+        rank, config, landed = self.rank, self.rank.config, word_of(self.seq, LANDED)
+        first = (self.seq & 1) * config.slots
+        for index in range(first, first + config.slots):
+            rank.slots[index] = rank.slots[index]._replace(claim=landed)
+        first = (self.seq & 1) * config.outs
+        for index in range(first, first + config.outs):
+            rank.outs[index] = rank.outs[index]._replace(acked=self.seq)
 
     def send(self, messages: dict[int, Sequence[tuple[int, ...]]], flags: int = 0) -> list[Packet]:
         """Enter the exchange that is open, and return what the window lets pass
@@ -53,11 +70,13 @@ class Process:
         )
         rank.orders[self.seq & 1] = order = tuple(frame for _, frame in frames)
         places = {frame: place for place, frame in enumerate(order)}
+        tokens = dict.fromkeys(messages, 0)
         for partner, message in messages.items():
             for number, data in enumerate(message):
                 frame = config.pairs[partner].out + number
                 index, last = first + frame, config.stride - 1
                 returns = FLAGS.RETURN if places[frame] % config.stride == last else 0
+                tokens[partner] += returns != 0
                 rank.outs[index] = Out(
                     check_of(data),
                     self.seq,
@@ -66,6 +85,7 @@ class Process:
                     len(message),
                     flags | returns,
                     rank.outs[index].acked,
+                    tokens[partner] if returns else 0,
                     tuple(data),
                 )
         rank.ready = rank.next = rank.returned = word_of(self.seq, 0)

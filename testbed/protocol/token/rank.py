@@ -85,6 +85,7 @@ class Rank(Memory):
         """
         pair = self.config.pairs[packet.sender]
         if packet.tag != self.config.tag & 0xFFFF:
+            self.foreign |= 1 << packet.sender
             self.drop("bad_tensor")
             return None
         if packet.number >= packet.frames or packet.frames > pair.frames_in:
@@ -162,12 +163,23 @@ class Rank(Memory):
             self.drop("duplicate")
             return None
         self.outs[index] = out._replace(acked=packet.seq)
-        if seq_of(self.returned) == packet.seq:
-            self.returned += 1
+        self._give_back(packet, out.token)
         if self.stalled:
             self.stalled = 0
             self.wakes += 1
         return self.refill(packet)
+
+    def _give_back(self, packet: Packet, number: int) -> None:
+        """Tokens have come back, up to a partner's `number`-th: earlier ones that have not are
+        lost, because frames between two ranks keep their order.
+        """
+        peer = self.peers[packet.sender]
+        known = peer.tokens & 0xFFFFFFFF if seq_of(peer.tokens) == packet.seq else 0
+        if known >= number:
+            return
+        self.peers[packet.sender] = peer._replace(tokens=word_of(packet.seq, number))
+        if seq_of(self.returned) == packet.seq:
+            self.returned += number - known
 
     def _out_of(self, packet: Packet) -> int | None:
         """Return the index of this rank's frame to which another's frame refers."""
@@ -202,7 +214,7 @@ class Rank(Memory):
         if seq_of(self.returned) == seq_of(self.next) and not self.credit:
             self.drop("held")
             return None
-        filled = self.refill(packet._replace(version=VERSION, tag=config.tag & 0xFFFF))
+        filled = self.refill(packet)
         if filled is None or filled.flags & FLAGS.RETURN:
             return filled
         return filled._replace(body=filled.body[: filled.length // 8])  # only as long as its data
@@ -220,7 +232,9 @@ class Rank(Memory):
             return None
         rest = packet.body[1 + len(out.data) :]  # of the buffer, which is longer
         filled = packet._replace(
+            version=VERSION,
             kind=PinchKind.EMBED,
+            tag=self.config.tag & 0xFFFF,
             seq=out.seq,
             stream=self.cpu,
             flags=out.flags,

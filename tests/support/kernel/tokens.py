@@ -22,9 +22,9 @@ ROOM = 8  # words
 RANKS = 3  # at most
 COOKIE, GROUP, TAG = 0x1234_5678_9ABC_DEF0, 7, 0x5A5A
 WORDS = ("ready", "next", "returned", "stalled")
-CONTROL = ("open", "entered", "waits", "gone", "late", "ended", *WORDS)
+CONTROL = ("open", "entered", "waits", "gone", "late", "ended", "foreign", *WORDS)
 LINK = 1  # an interface that there always is; nothing is sent
-PEER = ("heard", "news", "answers", "at", "waits")
+PEER = ("heard", "news", "answers", "at", "waits", "tokens")
 SHAPES = {
     "two": ([[0, 3], [2, 0]], 1),
     "one way": ([[0, 4], [1, 0]], 1),
@@ -161,7 +161,7 @@ class Member:
         self.control.complete = rank.complete
         for index, out in enumerate(rank.outs):
             entry = self.outs[index]
-            for name in ("check", "seq", "receiver", "number", "frames", "flags", "acked"):
+            for name in ("check", "seq", "receiver", "number", "frames", "flags", "acked", "token"):
                 entry[name] = getattr(out, name)
             entry["bytes"], entry["payload"] = 8 * len(out.data), index
             self.payloads[index, : len(out.data)] = out.data
@@ -171,6 +171,7 @@ class Member:
             self.slots[index]["claim"] = slot.claim
         for index, peer in enumerate(rank.peers):
             self.peers[index]["landed"], self.peers[index]["frames"] = peer.landed, peer.frames
+            self.peers[index]["tokens"] = peer.tokens
 
     def read(self) -> None:
         """What frames have changed in the kernel's memory becomes the model's."""
