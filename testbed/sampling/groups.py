@@ -29,14 +29,25 @@ class Minibatch:
     """What a step of training needs.
 
     :param blocks: In the order in which layers use them.
-    :param x: float32, shape (sources of the first block, features).
     :param y: int64: the labels of the seeds.
+    :param places: Addresses of the features that a group needs; `rows`: which of them those of the
+        first block's sources are; `memory`: where those are that have been fetched.
     """
 
     seeds: Vertices
     blocks: list[Block]
-    x: NDArray[np.float32]
     y: NDArray[np.int64]
+    places: NDArray[np.uint64]
+    rows: NDArray[np.int32]
+    memory: NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its blocks."""
+        return sum(
+            block.sources.nbytes + block.indptr.nbytes + block.senders.nbytes
+            for block in self.blocks
+        )
 
 
 @dataclass
@@ -58,6 +69,8 @@ class Preparation:
 
     def __post_init__(self) -> None:
         self._numbering = Numbering(len(self.part.rows))
+        self._left_out: dict[str, float] = {}
+        self._buffer = np.empty((0, 0), np.float32)
 
     def prepare(self, seeds: Sequence[Vertices], key: int) -> list[Minibatch]:
         """Sample minibatches, and fetch their features.
@@ -80,13 +93,22 @@ class Preparation:
         with self._timed("features"):
             divided, rows = self._divided(targets)
             places, memory = self.peers.fetch(divided)
+        return [
+            Minibatch(some, each[::-1], self._labels(some), places, mine, memory)
+            for some, each, mine in zip(seeds, blocks, rows, strict=True)
+        ]
+
+    def features(self, minibatch: Minibatch) -> NDArray[np.float32]:
+        """Return the features of the first block's sources, shape (sources, features), in memory
+        that the next call uses again.
+        """
         with self._timed("gathering"):
-            made = [
-                Minibatch(some, each[::-1], self._features(places, mine), self._labels(some))
-                for some, each, mine in zip(seeds, blocks, rows, strict=True)
-            ]
-        del memory  # until here, places lead there
-        return made
+            count, dim = len(minibatch.rows), self.part.x.shape[1]
+            if len(self._buffer) < count:
+                self._buffer = np.empty((count + count // 8, dim), np.float32)
+            found = self._buffer[:count]
+            gather(minibatch.places, minibatch.rows, found)
+            return found
 
     def _divided(self, several: Sequence[Vertices]) -> tuple[list[Vertices], list[Vertices]]:
         """Divide the distinct ones of several lists of vertices among their owners.
@@ -101,13 +123,32 @@ class Preparation:
         ends = np.cumsum([len(each) for each in several])[:-1]
         return divided, np.split(places[numbers], ends)
 
-    def _features(self, places: NDArray[np.uint64], rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        found = np.empty((len(rows), self.part.x.shape[1]), np.float32)
-        gather(places, rows, found)
-        return found
-
     def _labels(self, seeds: Vertices) -> NDArray[np.int64]:
         return self.part.y[self.part.rows[seeds]]
+
+    def counts(self) -> dict[str, float]:
+        """Return what has been asked, cumulative: questions for whose answers this rank has waited,
+        their bytes, and vertices.
+        """
+        left_out = self._left_out
+        return {name: count - left_out.get(name, 0.0) for name, count in self._all().items()}
+
+    def _all(self) -> dict[str, float]:
+        return {
+            "relays": self.peers.relays,
+            "sampling_bytes": self.peers.bytes,
+            "asked_vertices": self.asked,
+            "repeated_vertices": self.repeated,
+        }
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What happens inside neither takes time nor counts."""
+        seconds, before = dict(self.seconds), self._all()
+        yield
+        self.seconds.update(seconds)
+        for name, count in self._all().items():
+            self._left_out[name] = self._left_out.get(name, 0.0) + count - before[name]
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

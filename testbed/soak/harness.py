@@ -288,7 +288,8 @@ class Phase:
             for name in self.names
             if not (workers[name].may_die or isinstance(self.works[name], Exception))
         ]
-        timeout = self.scenario.timeout + GRACE
+        # One after the other: a rank may stay as long as that for a victim of each.
+        timeout = len(self.scenario.tasks) * self.scenario.timeout + GRACE
         closed: dict[str, Counters] = self.harness.workers.call_all(
             calls.close_tasks, alive, timeout=timeout
         )

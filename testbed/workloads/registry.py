@@ -19,6 +19,7 @@ WORKLOADS: "Registry[Workload]" = Registry(
         "gnn": "testbed.workloads.full_graph:WORKLOAD",
         "dnn": "testbed.workloads.dnn:WORKLOAD",
         "module": "testbed.workloads.module:WORKLOAD",
+        "sampled": "testbed.workloads.sampled:WORKLOAD",
     },
     group="testbed.workloads",
     instances=True,

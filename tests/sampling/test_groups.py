@@ -1,9 +1,7 @@
 """Minibatches on ranks that own parts of a graph: those of one process with the whole graph."""
 
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,45 +10,12 @@ import pytest
 from testbed.core.errors import CollectiveError, SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.sampling import Sampler, key_of
-from testbed.gnn.synthetic import SyntheticSpec, synthetic_graph
 from testbed.sampling.graph_part import Part
 from testbed.sampling.groups import PARTS, Preparation
 from testbed.sampling.peers import Peers
+from tests.support.gnn.parts import owners_of, ranks
 
 FANOUT = (4, 3, 2)
-
-
-@pytest.fixture
-def graph() -> GraphData:
-    return synthetic_graph(SyntheticSpec(name="synthetic", scale=8, classes=4, feature_dim=16))
-
-
-def owners_of(graph: GraphData, world: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, world, graph.num_vertices)
-
-
-@contextmanager
-def ranks(
-    graph: GraphData, owners: np.ndarray, world: int, timeout: float = 10.0
-) -> Iterator[list[Peers]]:
-    """All ranks in this process, over pairs of sockets."""
-    ends: dict[tuple[int, int], tuple[socket.socket, socket.socket]] = {}
-    with ExitStack() as stack:
-        for one in range(world):
-            for other in range(world):
-                if one != other:
-                    ends[one, other] = asks, answers = socket.socketpair()
-                    stack.enter_context(asks)
-                    stack.enter_context(answers)
-        names = [f"rank {rank}" for rank in range(world)]
-        found = []
-        for rank in range(world):
-            others = [other for other in range(world) if other != rank]
-            part = Part.of(graph, owners, rank, world)
-            asks = {other: ends[rank, other][0] for other in others}
-            answers = {other: ends[other, rank][1] for other in others}
-            found.append(stack.enter_context(Peers(part, asks, answers, timeout, names)))
-        yield found
 
 
 def seeds_of(part: Part, size: int) -> list[np.ndarray]:
@@ -86,7 +51,9 @@ def test_minibatches_are_those_of_the_whole_graph(
                 for mine, whole in zip(made.blocks, blocks, strict=True):
                     np.testing.assert_array_equal(mine.sources, whole.sources)
                     np.testing.assert_array_equal(mine.edge_index, whole.edge_index)
-                np.testing.assert_array_equal(made.x, graph.x[blocks[0].sources])
+                np.testing.assert_array_equal(
+                    preparation.features(made), graph.x[blocks[0].sources]
+                )
                 np.testing.assert_array_equal(made.y, graph.y[some])
         groups = -(-len(seeds) // together)
         # Seeds are this rank's own, so nobody is asked for the first layer.

@@ -1,0 +1,32 @@
+"""The options of sampled training, each defined once."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from testbed.core.tables import Named, Table
+from testbed.gnn.partition.registry import PARTITIONERS
+
+__all__ = ["SamplingTerms"]
+
+
+class SamplingTerms(Table):
+    """How a graph is distributed, and how much is prepared at a time."""
+
+    partitioner: Annotated[str, Named(PARTITIONERS)] = Field(
+        default="metis", description="which rank owns a vertex"
+    )
+    group: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "minibatches that katana prepares together; default: as many as `memory` has room for"
+        ),
+    )
+    memory: int = Field(
+        default=1024,
+        ge=1,
+        le=1 << 20,
+        description="MiB of each rank for minibatches that are prepared and not used yet",
+    )

@@ -1,0 +1,190 @@
+"""Training of one rank that owns a part of the graph: prepare, forward, backward, sum gradients,
+update.
+
+What a vertex draws depends on seed and epoch alone, and a rank's minibatches on its own training
+vertices. So the way in which they are prepared changes nothing of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from testbed.comm.backend import Backend
+from testbed.core.errors import TestbedError
+from testbed.core.registry import load
+from testbed.gnn.models import MODELS
+from testbed.gnn.options import MinibatchSpec, SampledModelSpec
+from testbed.gnn.result import EpochResult
+from testbed.gnn.sampling import Block, Vertices, key_of
+from testbed.gnn.train import DROPOUT, SHUFFLE, Minibatches
+from testbed.sampling.feed import Feed
+from testbed.sampling.graph_part import Part
+from testbed.sampling.groups import PARTS, Minibatch, Preparation
+from testbed.sampling.options import SamplingTerms
+from testbed.sampling.peers import Peers
+from testbed.sampling.registry import Way
+
+__all__ = ["SampledTrainer"]
+
+_MINIBATCH, _VALIDATION, _TEST = 1, 3, 4  # purposes of draws, as in `testbed.gnn.train`
+
+
+class SampledTrainer(Minibatches):
+    """One rank's model, and its share of the training vertices.
+
+    :param part: What the rank owns.
+    :param share: Training vertices that each rank uses in an epoch: as many as the one with the
+        fewest has.
+    :param seed: The same on all ranks.
+    :ivar together: Minibatches of a group.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        classes: int,
+        share: int,
+        way: Way,
+        terms: SamplingTerms,
+        model: SampledModelSpec,
+        training: MinibatchSpec,
+        seed: int,
+    ) -> None:
+        torch.set_num_threads(1)  # ranks share the machine's cores
+        torch.manual_seed(seed)
+        self.part, self.share, self.way, self.terms, self.spec = part, share, way, terms, model
+        made = load(MODELS[model.name].sampled or "")(model, part.x.shape[1], classes)
+        super().__init__(made, training, part.rank, part.world, seed)
+        self.together = (terms.group or 0) if way.together else 1
+        self.preparation: Preparation | None = None
+        self._feed: Feed | None = None
+
+    def join(self, peers: Peers) -> None:
+        """From now on, ask these."""
+        self.preparation = Preparation(self.part, peers, self.spec.fanout)
+
+    def warm_up(self) -> None:
+        """Compute and discard a gradient of vertices without neighbours."""
+        seeds = self.part.train[: self.training.batch_size]
+        block = Block(seeds, len(seeds), np.zeros(len(seeds) + 1, np.int64), seeds[:0])
+        rows = self.part.rows[seeds]
+        blocks = [block] * len(self.spec.fanout)
+        self.differentiate(self._loss(self.part.x[rows], blocks, self.part.y[rows], 0, 0))
+
+    def batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        """See `Minibatches.batches`; begins to prepare them."""
+        self._end()
+        order = self.rng(SHUFFLE, epoch, 0, self.rank).permutation(self.part.train)
+        batches = self.cut(order[: self.share])
+        seeds = [batch.astype(np.int32) for batch in batches]
+        key = key_of(self.seed, _MINIBATCH, epoch)
+        if not self.together:
+            self.together = self._room(seeds[0], key, len(seeds))
+        self._feed = Feed(
+            lambda some: self._prepare(some, key), seeds, self.together, self.way.ahead
+        )
+        return batches
+
+    def _prepare(self, seeds: Sequence[Vertices], key: int) -> list[Minibatch]:
+        assert self.preparation
+        return self.preparation.prepare(seeds, key)
+
+    def _room(self, seeds: Vertices, key: int, most: int) -> int:
+        """Return how many minibatches the memory has room for, twice, by the size of one: others
+        are used meanwhile. Features that they have in common are there once.
+        """
+        assert self.preparation
+        with self.preparation.uncounted():
+            (one,) = self._prepare([seeds], key)
+        size = one.nbytes + one.memory.nbytes
+        return max(1, min(most, (self.terms.memory << 20) // (2 * size)))
+
+    def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
+        """Return the mean cross-entropy of a minibatch, ready for backward."""
+        assert self._feed
+        with self._timed("sampling"):
+            minibatch = self._feed.take()
+            assert self.preparation
+            x = self.preparation.features(minibatch)
+        with self._timed("forward"):
+            return self._loss(x, minibatch.blocks, minibatch.y, epoch, step)
+
+    def _loss(
+        self,
+        x: NDArray[np.float32],
+        blocks: Sequence[Block],
+        y: NDArray[np.int64],
+        epoch: int,
+        step: int,
+    ) -> torch.Tensor:
+        torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
+        logits = self.model.train()(torch.from_numpy(x), blocks)
+        return functional.cross_entropy(logits, torch.from_numpy(y))
+
+    def epoch(
+        self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None
+    ) -> EpochResult:
+        """Train for one epoch; see `Minibatches.epoch`.
+
+        The result also has the time of each part of preparation, whichever thread did it, and what
+        was asked.
+        """
+        preparation = self.preparation
+        if preparation is None:
+            raise TestbedError(f"training: rank {self.rank} has no connection to the others")
+        before = dict(preparation.seconds), preparation.counts()
+        try:
+            result = super().epoch(backend, epoch, on_step)
+        finally:
+            self._end()
+        spent = {part: preparation.seconds[part] - before[0][part] for part in PARTS}
+        times = {f"prepare_{part}": seconds for part, seconds in spent.items()}
+        times["preparation_time"] = sum(spent.values())
+        counts = {name: n - before[1][name] for name, n in preparation.counts().items()}
+        counts["group"] = self.together
+        return replace(result, times=result.times | times, counts=result.counts | counts)
+
+    @torch.no_grad()
+    def validate(self, epoch: int) -> tuple[int, int]:
+        """See `Minibatches.validate`: from sampled neighbourhoods, of the vertices that this rank
+        owns. It counts as no preparation.
+        """
+        return self._right(self.part.val, key_of(self.seed, _VALIDATION, epoch))
+
+    def test(self) -> tuple[int, int]:
+        """Return the numbers of correct and of all predictions for the test vertices that this rank
+        owns, from sampled neighbourhoods.
+        """
+        return self._right(self.part.test, key_of(self.seed, _TEST))
+
+    def test_accuracy(self) -> float | None:
+        """See `Minibatches.test_accuracy`: of this rank's vertices alone."""
+        correct, of = self.test()
+        return correct / of if of else None
+
+    @torch.no_grad()
+    def _right(self, vertices: Vertices, key: int) -> tuple[int, int]:
+        assert self.preparation
+        self.model.eval()
+        with self.preparation.uncounted():
+            correct = 0
+            for first in range(0, len(vertices), self.training.batch_size):
+                seeds = vertices[first : first + self.training.batch_size]
+                (made,) = self.preparation.prepare([seeds], key)
+                x = torch.from_numpy(self.preparation.features(made))
+                answers = self.model(x, made.blocks).argmax(1).numpy()
+                correct += int((answers == made.y).sum())
+        return correct, len(vertices)
+
+    def _end(self) -> None:
+        if self._feed:
+            feed, self._feed = self._feed, None
+            with suppress(TestbedError):
+                feed.close()

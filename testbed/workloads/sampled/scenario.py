@@ -1,0 +1,36 @@
+"""The tables of a scenario of sampled training of a distributed graph."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from testbed.core.tables import Named
+from testbed.gnn.options import MinibatchSpec, SampledModelSpec
+from testbed.sampling.options import SamplingTerms
+from testbed.sampling.registry import WAYS
+from testbed.workloads.scenario import SystemTable
+from testbed.workloads.training.scenario import TrainingScenario
+
+__all__ = ["SampledScenario", "SamplingSpec"]
+
+
+class SamplingSpec(SystemTable, SamplingTerms):
+    """``[sampling]``: the ways that take turns, and their common options."""
+
+    backends: tuple[Annotated[str, Named(WAYS)], ...] = Field(
+        default=("rpc", "rpc-ahead", "katana"), min_length=1, strict=False
+    )
+
+
+class SampledScenario(TrainingScenario):
+    """A scenario of workload ``sampled``."""
+
+    sampling: SamplingSpec = SamplingSpec()
+    model: SampledModelSpec = SampledModelSpec()
+    training: MinibatchSpec = MinibatchSpec()
+
+    @model_validator(mode="after")
+    def _somebody_to_ask(self) -> Self:
+        if self.fabric.hosts == 1:
+            raise ValueError("fabric.hosts = 1: must be at least 2 with [sampling]")
+        return self
