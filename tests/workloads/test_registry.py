@@ -92,7 +92,8 @@ def test_its_schema_is_its_own() -> None:
         ),
         (
             {"model": {}},
-            f"scenario: table [model]: belongs to workload ddp or gnn, not to {NAME}: leave it out",
+            "scenario: table [model]: belongs to workload ddp, gnn or sampled, not to"
+            f" {NAME}: leave it out",
         ),
     ):
         with pytest.raises(SpecError) as caught:
@@ -157,7 +158,7 @@ def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
-        ["ddp", "gnn", "dnn", "module", "sums"],
+        ["ddp", "gnn", "dnn", "module", "sampled", "sums"],
         "sums",
         "summing.session:Summing",
         "summing",
