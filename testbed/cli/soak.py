@@ -15,6 +15,7 @@ from testbed.exchange.options import Broadcast
 
 WAYS = ("xdp-ring", "tcp-ring", "gloo", *get_args(Broadcast))
 """What may be at work: `Scenario.ways`."""
+NAMED = f"{', '.join(WAYS[:-1])} or {WAYS[-1]}"
 
 WEEK = 7 * 24 * 60  # minutes
 
@@ -35,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 def _way(text: str) -> str:
     if text not in WAYS:
-        raise typer.BadParameter(f"{text}: must be {', '.join(WAYS[:-1])} or {WAYS[-1]}")
+        raise typer.BadParameter(f"{text}: must be {NAMED}")
     return text
 
 
@@ -60,8 +61,7 @@ def soak(
             "--with",
             parser=_way,
             metavar="WAY",
-            help=f"Play only scenarios in which this is at work: {', '.join(WAYS[:-1])} or"
-            f" {WAYS[-1]}; repeatable.",
+            help=f"Play only scenarios in which this is at work: {NAMED}; repeatable.",
         ),
     ] = None,
     keep: Annotated[

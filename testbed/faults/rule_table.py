@@ -29,10 +29,20 @@ from testbed.faults.rules import (
 from testbed.kernel.abi import constant, dtype
 from testbed.plan import MAX_HOSTS, MAX_LINEAR_MTU, MAX_MTU, FabricPlan
 
-__all__ = ["CERTAIN", "NO_RULES", "Action", "CompiledRule", "RuleTable", "compile_rules"]
+__all__ = [
+    "CERTAIN",
+    "MAX_MTU_HELD",
+    "NO_RULES",
+    "Action",
+    "CompiledRule",
+    "RuleTable",
+    "compile_rules",
+]
 
 CERTAIN: Final = 1 << 63
 """Probability 1: all draws of 63 bits are less."""
+MAX_MTU_HELD: Final = MAX_MTU - delay_header.SIZE
+"""The largest MTU at which frames can be held: a header precedes them."""
 _FIELDS: Final = ("group", "seq", "chunk", "hop", "attempt")
 _RULES: Final = dtype("fault_rules")
 _KINDS: Final = 8 * _RULES["rules"].base["kinds"].itemsize
@@ -145,16 +155,15 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
             given = f"{rule.action}: backend = {rule.backend}"
             raise SpecError(f"faults: {given}: must be engine where fates are counted and replayed")
     check_number(rules)
-    most = MAX_MTU - delay_header.SIZE
-    for rule in rules:
-        if plan.mtu > most and isinstance(rule, (Delay, Reorder, Duplicate)):
-            raise SpecError(
-                f"fabric.mtu = {plan.mtu}: must be at most {most} with {rule.action}, because a"
-                " header precedes frames that wait or are copied"
-            )
     tables: dict[tuple[int, ...], int] = {}
     compiled = tuple(_compile(rule, plan, tables) for rule in rules)
-    return RuleTable(seed % 2**64, compiled, tuple(rules), tuple(tables))
+    table, most = RuleTable(seed % 2**64, compiled, tuple(rules), tuple(tables)), MAX_MTU_HELD
+    if plan.mtu > most and table.holds(plan.mtu):
+        raise SpecError(
+            f"fabric.mtu = {plan.mtu}: must be at most {most} with delay, reorder or duplicate,"
+            " because a header precedes frames that wait or are copied"
+        )
+    return table
 
 
 def _compile(

@@ -1,5 +1,6 @@
 """The options of models and of training: ``[model]`` and ``[training]`` of a scenario."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -67,3 +68,8 @@ class MinibatchSpec(TrainingSpec):
         le=1 << 31,
         description="steps per epoch at most; without it, one pass over the set",
     )
+
+    def steps_of(self, samples: int) -> int:
+        """Return the steps of an epoch in which a rank has so many samples."""
+        steps = math.ceil(samples / self.batch_size)
+        return min(steps, self.steps or steps)

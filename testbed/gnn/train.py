@@ -30,12 +30,21 @@ from testbed.gnn.unused import Unused
 from testbed.gnn.weights import digest, flatten, give
 from testbed.host.estimates import VALIDATION_BATCH
 
-__all__ = ["DROPOUT", "OWN_PHASES", "SHUFFLE", "Minibatches", "Trainer"]
+__all__ = [
+    "DROPOUT",
+    "MINIBATCH",
+    "OWN_PHASES",
+    "SHUFFLE",
+    "TEST",
+    "VALIDATION",
+    "Minibatches",
+    "Trainer",
+]
 
 OWN_PHASES = ("sampling", "forward", "backward", "update")
 
 # The purposes of generators, so that no two draws share a stream.
-SHUFFLE, MINIBATCH, DROPOUT, VALIDATION = range(4)
+SHUFFLE, MINIBATCH, DROPOUT, VALIDATION, TEST = range(5)
 
 
 class Minibatches(ABC):

@@ -5,9 +5,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "shared/parts_native_abi.h"
+
 #define GOLDEN 0x9E3779B97F4A7C15 /* as in testbed/gnn/mix.py */
 #define AHEAD 8			  /* vertices whose rows are being fetched */
-#define MOST 64			  /* neighbours that are drawn of a vertex */
 
 static inline uint64_t mix(uint64_t x)
 {
@@ -40,7 +41,7 @@ static inline uint64_t draw_one(const __s64 *indptr, const int32_t *indices, int
 				int32_t name, uint32_t fanout, uint64_t key, int32_t *out)
 {
 	const int32_t *from = indices + indptr[row];
-	uint64_t degree = indptr[row + 1] - indptr[row], places[MOST];
+	uint64_t degree = indptr[row + 1] - indptr[row], places[PARTS_FANOUT];
 
 	if (!fanout || degree <= fanout) {
 		memcpy(out, from, 4 * degree);

@@ -23,7 +23,7 @@ from testbed.gnn.models import MODELS
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Block, Vertices, key_of
-from testbed.gnn.train import DROPOUT, SHUFFLE, Minibatches
+from testbed.gnn.train import DROPOUT, MINIBATCH, SHUFFLE, TEST, VALIDATION, Minibatches
 from testbed.sampling.feed import Feed
 from testbed.sampling.graph_part import Part
 from testbed.sampling.groups import PARTS, Minibatch, Preparation
@@ -32,8 +32,6 @@ from testbed.sampling.peers import Peers
 from testbed.sampling.registry import Way
 
 __all__ = ["SampledTrainer"]
-
-_MINIBATCH, _VALIDATION, _TEST = 1, 3, 4  # purposes of draws, as in `testbed.gnn.train`
 
 
 class SampledTrainer(Minibatches):
@@ -84,7 +82,7 @@ class SampledTrainer(Minibatches):
         order = self.rng(SHUFFLE, epoch, 0, self.rank).permutation(self.part.train)
         batches = self.cut(order[: self.share])
         seeds = [batch.astype(np.int32) for batch in batches]
-        key = key_of(self.seed, _MINIBATCH, epoch)
+        key = key_of(self.seed, MINIBATCH, epoch)
         if not self.together:
             self.together = self._room(seeds[0], key, len(seeds))
         self._feed = Feed(
@@ -156,13 +154,13 @@ class SampledTrainer(Minibatches):
         """See `Minibatches.validate`: from sampled neighbourhoods, of the vertices that this rank
         owns. It counts as no preparation.
         """
-        return self._right(self.part.val, key_of(self.seed, _VALIDATION, epoch))
+        return self._right(self.part.val, key_of(self.seed, VALIDATION, epoch))
 
     def test(self) -> tuple[int, int]:
         """Return the numbers of correct and of all predictions for the test vertices that this rank
         owns, from sampled neighbourhoods.
         """
-        return self._right(self.part.test, key_of(self.seed, _TEST))
+        return self._right(self.part.test, key_of(self.seed, TEST))
 
     def test_accuracy(self) -> float | None:
         """See `Minibatches.test_accuracy`: of this rank's vertices alone."""

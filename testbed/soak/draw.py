@@ -17,11 +17,11 @@ from testbed.exchange.options import (
     Processing,
     SumWidth,
 )
-from testbed.faults import delay_header
 from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
+from testbed.faults.rule_table import MAX_MTU_HELD
 from testbed.faults.spec import events_of, limits_of, parse_fault
-from testbed.plan import MAX_LINEAR_MTU, MAX_MTU
+from testbed.plan import MAX_LINEAR_MTU
 from testbed.protocol.wire import Kind, PinchKind
 from testbed.soak.odds import LEAST_PHASE, Odds
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
@@ -50,7 +50,7 @@ HALOS: tuple[HaloChoice, ...] = ("rows", "cover")
 AGGREGATIONS: tuple[Aggregation, ...] = ("sum", "weighted", "max")
 WINDOWS = [1, 2, 4, 8, 8, 16, 32, 64]
 MTUS = [576, 1000, 1500, 1500, 2500, MAX_LINEAR_MTU]
-JUMBO_MTUS = [4000, 9000, MAX_MTU - delay_header.SIZE]  # of fabrics whose switches are programs
+JUMBO_MTUS = [4000, 9000, MAX_MTU_HELD]  # of fabrics whose switches are programs
 CHUNKS = [0, 0, 0, 64, 1000, 5000]
 TOKENS = [0, 0, 1, 2, 8]
 SLICES = [0, 0, 4096, 1 << 18]

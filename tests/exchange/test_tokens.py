@@ -50,7 +50,7 @@ def by(adder: str, dtype: str = "int16") -> dict[str, Any]:
 
 
 def moving(graph: Partitioned, dim: int, turns: int) -> list[np.ndarray]:
-    """Embeddings of which about a third change from turn to turn, some by little."""
+    """From turn to turn, about a third of the embeddings change, some of them only a little."""
     random = np.random.default_rng(turns)
     x = random.uniform(-1, 1, (len(graph.owner), dim)).astype(np.float32)
     found = [x]

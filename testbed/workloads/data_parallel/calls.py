@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,15 @@ class State:
     backend: Backend | None = None
     warm: bool = False
 
+    def start(self, backend: str, make: Callable[[], Minibatches]) -> None:
+        """Make the model that is trained with a backend; before the first one of this process, warm
+        up with another.
+        """
+        if not self.warm:
+            make().warm_up()
+            self.warm = True
+        self.trainers[backend] = make()
+
 
 def prepare_rank(
     context: WorkerContext,
@@ -64,10 +74,7 @@ def prepare_rank(
     def make() -> Trainer:
         return Trainer(data, scenario.model, scenario.training, rank, scenario.fabric.hosts, seed)
 
-    if not state.warm:
-        make().warm_up()  # once per process
-        state.warm = True
-    state.trainers[backend] = make()
+    state.start(backend, make)
 
 
 def open_rank(context: WorkerContext, backend: str, group: GroupSpec) -> None:

@@ -1,6 +1,5 @@
 """The controller's side of data-parallel training."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +31,8 @@ class DataParallel(TrainingSession[DataParallelScenario], GradientSession[DataPa
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
         """See `Session.prepare`."""
         facts = super().prepare(say)
-        training = self.scenario.training
-        steps = math.ceil(len(self.data.train) // self.scenario.fabric.hosts / training.batch_size)
-        self.steps = min(steps, training.steps or steps)
+        share = len(self.data.train) // self.scenario.fabric.hosts
+        self.steps = self.scenario.training.steps_of(share)
         return facts
 
     def rank_arguments(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from testbed.host import estimates
 from testbed.workloads.full_graph import calls
 from testbed.workloads.full_graph.scenario import FullGraphScenario
 from testbed.workloads.measures import record_counts
-from testbed.workloads.training.measures import record_epoch, record_test
+from testbed.workloads.training.measures import record_epoch, record_quality, record_test
 from testbed.workloads.training.session import TrainingSession
 from testbed.workloads.workload import OPTIMIZERS, Stage, Turn
 
@@ -82,10 +82,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
                 calls.prepare_rank,
                 {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)},
             )
-            for metric, value in vars(self.quality).items():
-                stage.table.add(
-                    trial, backend, metric, value, "edges" if metric == "edge_cut" else "1"
-                )
+            record_quality(stage.table, trial, backend, self.quality)
         yield dict.fromkeys(self.scenario.backends, stage.hosts)
 
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:

@@ -29,10 +29,7 @@ def prepare_rank(
         world = len(context.fabric_plan.hosts)
         return ModuleTrainer(scenario.module, scenario.training, rank, world, seed)
 
-    if not state.warm:
-        make().warm_up()  # once per process
-        state.warm = True
-    state.trainers[backend] = make()
+    state.start(backend, make)
 
 
 def snapshot_rank(context: WorkerContext, backend: str) -> NDArray[np.uint8]:

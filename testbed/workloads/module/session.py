@@ -1,6 +1,5 @@
 """The controller's side of the training of a torch module."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,9 +43,7 @@ class ModuleSession(GradientSession[ModuleScenario]):
                 f"fabric.hosts = {hosts}: must be at most the size of the training set,"
                 f" {samples['train']}"
             )
-        training = self.scenario.training
-        steps = math.ceil(samples["train"] // hosts / training.batch_size)
-        self.steps = min(steps, training.steps or steps)
+        self.steps = self.scenario.training.steps_of(samples["train"] // hosts)
         return {
             "parameters": self._parameters,
             "gradient_bytes": 4 * self._parameters,

@@ -78,10 +78,7 @@ def prepare_rank(
             *(scenario.model, scenario.training, seed),
         )
 
-    if not state.warm:
-        make().warm_up()  # once per process
-        state.warm = True
-    state.trainers[backend] = make()
+    state.start(backend, make)
 
 
 def open_rank(context: WorkerContext, backend: str, group: GroupSpec, sampling: GroupSpec) -> None:

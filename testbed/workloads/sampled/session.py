@@ -1,6 +1,5 @@
 """The controller's side of sampled training of a distributed graph."""
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from testbed.host import estimates
 from testbed.workloads.data_parallel.gradients import GradientSession
 from testbed.workloads.sampled import calls
 from testbed.workloads.sampled.scenario import SampledScenario
-from testbed.workloads.training.measures import record_test
+from testbed.workloads.training.measures import record_quality, record_test
 from testbed.workloads.training.session import TrainingSession
 from testbed.workloads.workload import OPTIMIZERS, Stage
 
@@ -45,7 +44,7 @@ class Sampled(TrainingSession[SampledScenario], GradientSession[SampledScenario]
         :raises StorageError: As in :func:`testbed.gnn.partition.cached_owners`.
         """
         facts, data, hosts = super().prepare(say), self.data, self.scenario.fabric.hosts
-        name, training = self.scenario.sampling.partitioner, self.scenario.training
+        name = self.scenario.sampling.partitioner
         say(f"distributing the graph by {name}")
         owners = cached_owners(self.folder, name, hosts, self.scenario.scenario.seed)
         counts = np.bincount(owners[data.train], minlength=hosts)
@@ -55,8 +54,7 @@ class Sampled(TrainingSession[SampledScenario], GradientSession[SampledScenario]
                 " no training vertex: use fewer hosts, or another partitioner"
             )
         self.quality = measure(data.indptr, data.indices, owners, hosts)
-        steps = math.ceil(int(counts.min()) / training.batch_size)
-        self.steps = min(steps, training.steps or steps)
+        self.steps = self.scenario.training.steps_of(int(counts.min()))
         return facts
 
     def rank_arguments(self) -> dict[str, Any]:
@@ -77,9 +75,7 @@ class Sampled(TrainingSession[SampledScenario], GradientSession[SampledScenario]
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
         """See `Session.finish`."""
-        for metric, value in vars(self.quality).items():
-            unit = "edges" if metric == "edge_cut" else "1"
-            stage.table.add(trial, backend, metric, value, unit)
+        record_quality(stage.table, trial, backend, self.quality)
         with self.opened(stage, backend, names):
             started = time.perf_counter()
             right = stage.workers.call_all(

@@ -5,6 +5,7 @@ weights.
 from collections.abc import Sequence
 
 from testbed.core.errors import CollectiveError
+from testbed.gnn.partition import Quality
 from testbed.gnn.result import EpochResult, share_of
 from testbed.results import Run, Table
 from testbed.workloads.measures import record_times
@@ -15,6 +16,7 @@ __all__ = [
     "gradient",
     "mean_loss",
     "record_epoch",
+    "record_quality",
     "record_test",
     "validation_accuracy",
 ]
@@ -56,6 +58,12 @@ def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
         validation = f" validation {accuracy:.1%},"
     seconds = max(result.times["epoch_time"] for result in ranks)
     return f"loss {loss:.3f},{validation} {seconds:.2f} s"
+
+
+def record_quality(table: Table, trial: int, backend: str, quality: Quality) -> None:
+    """Add the measures of a partition."""
+    for metric, value in vars(quality).items():
+        table.add(trial, backend, metric, value, "edges" if metric == "edge_cut" else "1")
 
 
 def record_test(
