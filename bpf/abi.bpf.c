@@ -15,6 +15,7 @@
 #include "shared/partition_native_abi.h"
 #include "shared/pinch_native_abi.h"
 #include "shared/ring_native_abi.h"
+#include "shared/sage_native_abi.h"
 #include "shared/tap_abi.h"
 #include "shared/tcp_ring_native_abi.h"
 #include "shared/telemetry_abi.h"
@@ -160,6 +161,9 @@ KEEP(struct part);
 KEEP(struct parts_server);
 KEEP(struct parts_peer);
 KEEP(struct parts);
+
+KEEP(struct sage_rows);
+KEEP(struct sage_sums);
 
 KEEP(enum capture_size);
 KEEP(struct capture_config);

@@ -20,6 +20,7 @@ class ModelKind:
         `testbed.gnn.full.model` makes them.
     :param sampled: ``module:class`` of the whole network on sampled blocks; None: it is only
         trained on whole graphs.
+    :param native: The same with kernels of our own.
     :param matrices: Weight matrices per layer, in addition to a bias.
     :param drops_features: Whether there is also dropout before the first layer.
     :param decays_first: Whether ``weight_decay`` applies only to the first layer.
@@ -28,6 +29,7 @@ class ModelKind:
 
     layer: str
     sampled: str | None = None
+    native: str | None = None
     matrices: int = 2
     drops_features: bool = False
     decays_first: bool = False
@@ -41,6 +43,7 @@ MODELS: Registry[ModelKind] = Registry(
         "sage": ModelKind(
             "testbed.gnn.full.model:Sage",
             "testbed.gnn.model:Sage",
+            "testbed.gnn.native_sage:NativeSage",
             summary="GraphSAGE with mean aggregation (Hamilton et al., NIPS 2017)",
         ),
         "gcn": ModelKind(

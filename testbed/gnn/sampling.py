@@ -23,9 +23,9 @@ __all__ = [
     "Block",
     "Drawn",
     "Numbering",
+    "Rows",
     "Sampler",
     "draw_neighbours",
-    "gather",
     "key_of",
     "shares",
 ]
@@ -109,13 +109,27 @@ def draw_neighbours(
     return Drawn(ends, found)
 
 
-def gather(places: NDArray[np.uint64], numbers: NDArray[np.int32], out: NDArray[Any]) -> None:
-    """Copy rows that are anywhere in memory into a matrix.
+@dataclass(frozen=True)
+class Rows:
+    """Rows that are anywhere in memory.
 
-    :param places: Addresses of rows; `numbers`: which of them each row of `out` is.
+    :param places: uint64: addresses; `numbers`: int32: which of them each row is at.
+    :param memory: What holds them.
     """
-    row_bytes = out.itemsize * out.shape[1]
-    _function("sampling_gather")(_at(places), _at(numbers), len(numbers), row_bytes, _at(out))
+
+    places: NDArray[np.uint64]
+    numbers: NDArray[np.int32]
+    memory: Sequence[NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def gather(self, out: NDArray[Any]) -> None:
+        """Copy them into a matrix."""
+        row_bytes = out.itemsize * out.shape[1]
+        _function("sampling_gather")(
+            *(_at(self.places), _at(self.numbers), len(self.numbers), row_bytes, _at(out))
+        )
 
 
 class Numbering:

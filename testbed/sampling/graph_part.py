@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from testbed.core.errors import SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.sampling import Drawn, Vertices, draw_neighbours
+from testbed.protocol.rows import pack_bfloat16
 
 __all__ = ["Part"]
 
@@ -26,7 +27,7 @@ class Part:
     :param rows: int32, by vertex of the graph: its row here; -1: another rank's.
     :param indptr: int64, shape (owned + 1,): the neighbours of a row's vertex are
         ``indices[indptr[row]:indptr[row + 1]]``; int32.
-    :param x: The features of each row; `y`: int64, the labels.
+    :param x: The features of each row: float32, or bfloat16 as its 16 bits; `y`: int64, the labels.
     :param train: int32: the training vertices that this rank owns; `val` and `test` likewise.
     """
 
@@ -37,17 +38,25 @@ class Part:
     rows: NDArray[np.int32]
     indptr: NDArray[np.int64]
     indices: Vertices
-    x: NDArray[np.float32]
+    x: NDArray[np.float32] | NDArray[np.uint16]
     y: NDArray[np.int64]
     train: Vertices
     val: Vertices
     test: Vertices
 
     @classmethod
-    def of(cls, graph: GraphData, owners: NDArray[np.integer[Any]], rank: int, world: int) -> Part:
+    def of(
+        cls,
+        graph: GraphData,
+        owners: NDArray[np.integer[Any]],
+        rank: int,
+        world: int,
+        halves: bool = False,
+    ) -> Part:
         """Take a rank's part of a graph.
 
         :param owners: By vertex: 0..world-1.
+        :param halves: Round features to bfloat16.
         :raises SpecError: A vertex has no owner.
         """
         n = graph.num_vertices
@@ -57,10 +66,10 @@ class Part:
         rows = np.full(n, -1, np.int32)
         rows[owned] = np.arange(len(owned), dtype=np.int32)
         whole = draw_neighbours(graph.indptr, graph.indices, owned, None, 0)
-        sets = (graph.train, graph.val, graph.test)
+        sets, x = (graph.train, graph.val, graph.test), np.ascontiguousarray(graph.x[owned])
         return cls(
             *(rank, world, owned, owners.astype(np.uint16), rows),
-            *(whole.indptr, whole.neighbours, np.ascontiguousarray(graph.x[owned])),
+            *(whole.indptr, whole.neighbours, pack_bfloat16(x) if halves else x),
             np.ascontiguousarray(graph.y[owned]),
             *(some[rows[some] >= 0].astype(np.int32) for some in sets),
         )

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.gnn.sampling import Block, Numbering, Vertices, gather, key_of
+from testbed.gnn.sampling import Block, Numbering, Rows, Vertices, key_of
 from testbed.sampling.graph_part import Part
 from testbed.sampling.peers import Peers
 
@@ -30,16 +31,15 @@ class Minibatch:
 
     :param blocks: In the order in which layers use them.
     :param y: int64: the labels of the seeds.
-    :param places: Addresses of the features that a group needs; `rows`: which of them those of the
-        first block's sources are; `memory`: where those are that have been fetched.
+    :param rows: The features of the first block's sources; `fetched`: bytes of those that its group
+        has fetched.
     """
 
     seeds: Vertices
     blocks: list[Block]
     y: NDArray[np.int64]
-    places: NDArray[np.uint64]
-    rows: NDArray[np.int32]
-    memory: NDArray[np.uint8]
+    rows: Rows
+    fetched: int
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +70,7 @@ class Preparation:
     def __post_init__(self) -> None:
         self._numbering = Numbering(len(self.part.rows))
         self._left_out: dict[str, float] = {}
-        self._buffer = np.empty((0, 0), np.float32)
+        self._buffer = self.part.x[:0].copy()
 
     def prepare(self, seeds: Sequence[Vertices], key: int) -> list[Minibatch]:
         """Sample minibatches, and fetch their features.
@@ -94,20 +94,23 @@ class Preparation:
             divided, rows = self._divided(targets)
             places, memory = self.peers.fetch(divided)
         return [
-            Minibatch(some, each[::-1], self._labels(some), places, mine, memory)
+            Minibatch(
+                *(some, each[::-1], self._labels(some)),
+                *(Rows(places, mine, (memory, self.part.x)), memory.nbytes),
+            )
             for some, each, mine in zip(seeds, blocks, rows, strict=True)
         ]
 
-    def features(self, minibatch: Minibatch) -> NDArray[np.float32]:
-        """Return the features of the first block's sources, shape (sources, features), in memory
-        that the next call uses again.
+    def gathered(self, minibatch: Minibatch) -> NDArray[Any]:
+        """Return the features of the first block's sources side by side, shape (sources, features),
+        in memory that the next call uses again.
         """
         with self._timed("gathering"):
-            count, dim = len(minibatch.rows), self.part.x.shape[1]
+            x, count = self.part.x, len(minibatch.rows)
             if len(self._buffer) < count:
-                self._buffer = np.empty((count + count // 8, dim), np.float32)
+                self._buffer = np.empty((count + count // 8, x.shape[1]), x.dtype)
             found = self._buffer[:count]
-            gather(minibatch.places, minibatch.rows, found)
+            minibatch.rows.gather(found)
             return found
 
     def _divided(self, several: Sequence[Vertices]) -> tuple[list[Vertices], list[Vertices]]:

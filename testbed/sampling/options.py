@@ -1,20 +1,21 @@
 """The options of sampled training, each defined once."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from testbed.core.tables import Named, Table
+from testbed.gnn.options import SampledModelSpec
 from testbed.gnn.partition.registry import PARTITIONERS
 
-__all__ = ["SamplingTerms"]
+__all__ = ["DistributedModelSpec", "SamplingTerms"]
 
 
 class SamplingTerms(Table):
     """How a graph is distributed, and how much is prepared at a time."""
 
     partitioner: Annotated[str, Named(PARTITIONERS)] = Field(
-        default="metis", description="which rank owns a vertex"
+        default="metis-balanced", description="which rank owns a vertex"
     )
     group: int | None = Field(
         default=None,
@@ -29,4 +30,22 @@ class SamplingTerms(Table):
         ge=1,
         le=1 << 20,
         description="MiB of each rank for minibatches that are prepared and not used yet",
+    )
+
+
+class DistributedModelSpec(SampledModelSpec):
+    """``[model]`` of sampled training of a distributed graph."""
+
+    kernels: Literal["native", "torch"] = Field(
+        default="native",
+        description=(
+            "what computes layers: functions of our own, which read features where they are; or"
+            " torch-geometric"
+        ),
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description=(
+            "of features, on the way too, and of what native layers compute in; weights are float32"
+        ),
     )

@@ -7,9 +7,11 @@ vertices. So the way in which they are prepared changes nothing of the result.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,18 +22,35 @@ from testbed.comm.backend import Backend
 from testbed.core.errors import TestbedError
 from testbed.core.registry import load
 from testbed.gnn.models import MODELS
-from testbed.gnn.options import MinibatchSpec, SampledModelSpec
+from testbed.gnn.native_sage import NativeSage, computes_halves
+from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.result import EpochResult
-from testbed.gnn.sampling import Block, Vertices, key_of
+from testbed.gnn.sampling import Block, Rows, Vertices, key_of
 from testbed.gnn.train import DROPOUT, MINIBATCH, SHUFFLE, TEST, VALIDATION, Minibatches
+from testbed.protocol.rows import unpack_bfloat16
 from testbed.sampling.feed import Feed
 from testbed.sampling.graph_part import Part
 from testbed.sampling.groups import PARTS, Minibatch, Preparation
-from testbed.sampling.options import SamplingTerms
+from testbed.sampling.options import DistributedModelSpec, SamplingTerms
 from testbed.sampling.peers import Peers
 from testbed.sampling.registry import Way
 
 __all__ = ["SampledTrainer"]
+
+
+def _network(spec: DistributedModelSpec, features: int, classes: int) -> torch.nn.Module:
+    kind, halves, types = MODELS[spec.name], spec.precision == "bfloat16", {}
+    if spec.kernels == "native":
+        types["rows_of"] = torch.bfloat16 if halves else torch.float32
+        types["kind"] = torch.bfloat16 if halves and computes_halves() else torch.float32
+    make = load((kind.native if spec.kernels == "native" else kind.sampled) or "")
+    made: torch.nn.Module = make(spec, features, classes, **types)
+    return made
+
+
+def _widened(x: NDArray[Any]) -> torch.Tensor:
+    """Return features as float32."""
+    return torch.from_numpy(unpack_bfloat16(x) if x.dtype == np.uint16 else x)
 
 
 class SampledTrainer(Minibatches):
@@ -51,15 +70,16 @@ class SampledTrainer(Minibatches):
         share: int,
         way: Way,
         terms: SamplingTerms,
-        model: SampledModelSpec,
+        model: DistributedModelSpec,
         training: MinibatchSpec,
         seed: int,
     ) -> None:
         torch.set_num_threads(1)  # ranks share the machine's cores
         torch.manual_seed(seed)
         self.part, self.share, self.way, self.terms, self.spec = part, share, way, terms, model
-        made = load(MODELS[model.name].sampled or "")(model, part.x.shape[1], classes)
-        super().__init__(made, training, part.rank, part.world, seed)
+        super().__init__(
+            _network(model, part.x.shape[1], classes), training, part.rank, part.world, seed
+        )
         self.together = (terms.group or 0) if way.together else 1
         self.preparation: Preparation | None = None
         self._feed: Feed | None = None
@@ -72,9 +92,11 @@ class SampledTrainer(Minibatches):
         """Compute and discard a gradient of vertices without neighbours."""
         seeds = self.part.train[: self.training.batch_size]
         block = Block(seeds, len(seeds), np.zeros(len(seeds) + 1, np.int64), seeds[:0])
-        rows = self.part.rows[seeds]
+        x, numbers = self.part.x, self.part.rows[seeds]
+        places = x.ctypes.data + np.arange(len(x), dtype=np.uint64) * np.uint64(x.strides[0])
+        found = Rows(places, numbers, (x,)) if self._native else _widened(x[numbers])
         blocks = [block] * len(self.spec.fanout)
-        self.differentiate(self._loss(self.part.x[rows], blocks, self.part.y[rows], 0, 0))
+        self.differentiate(self._loss(found, blocks, self.part.y[numbers], 0, 0))
 
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """See `Minibatches.batches`; begins to prepare them."""
@@ -101,7 +123,7 @@ class SampledTrainer(Minibatches):
         assert self.preparation
         with self.preparation.uncounted():
             (one,) = self._prepare([seeds], key)
-        size = one.nbytes + one.memory.nbytes
+        size = one.nbytes + one.fetched
         return max(1, min(most, (self.terms.memory << 20) // (2 * size)))
 
     def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
@@ -109,22 +131,35 @@ class SampledTrainer(Minibatches):
         assert self._feed
         with self._timed("sampling"):
             minibatch = self._feed.take()
-            assert self.preparation
-            x = self.preparation.features(minibatch)
+            x = self._features(minibatch)
         with self._timed("forward"):
             return self._loss(x, minibatch.blocks, minibatch.y, epoch, step)
 
     def _loss(
         self,
-        x: NDArray[np.float32],
+        x: torch.Tensor | Rows,
         blocks: Sequence[Block],
         y: NDArray[np.int64],
         epoch: int,
         step: int,
     ) -> torch.Tensor:
-        torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
-        logits = self.model.train()(torch.from_numpy(x), blocks)
+        if self._native:
+            self.model.begin(key_of(self.seed, DROPOUT, epoch, step))
+        else:
+            torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
+        logits = self.model.train()(x, blocks)
         return functional.cross_entropy(logits, torch.from_numpy(y))
+
+    @property
+    def _native(self) -> bool:
+        return isinstance(self.model, NativeSage)
+
+    def _features(self, minibatch: Minibatch) -> torch.Tensor | Rows:
+        """Return what the model reads."""
+        assert self.preparation
+        if self._native:
+            return minibatch.rows
+        return _widened(self.preparation.gathered(minibatch))
 
     def epoch(
         self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None
@@ -138,6 +173,8 @@ class SampledTrainer(Minibatches):
         if preparation is None:
             raise TestbedError(f"training: rank {self.rank} has no connection to the others")
         before = dict(preparation.seconds), preparation.counts()
+        native = self.model if isinstance(self.model, NativeSage) else None
+        allocations = native.allocations if native else 0
         try:
             result = super().epoch(backend, epoch, on_step)
         finally:
@@ -147,6 +184,9 @@ class SampledTrainer(Minibatches):
         times["preparation_time"] = sum(spent.values())
         counts = {name: n - before[1][name] for name, n in preparation.counts().items()}
         counts["group"] = self.together
+        counts["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        if native:
+            counts["allocations"] = native.allocations - allocations
         return replace(result, times=result.times | times, counts=result.counts | counts)
 
     @torch.no_grad()
@@ -176,8 +216,7 @@ class SampledTrainer(Minibatches):
             for first in range(0, len(vertices), self.training.batch_size):
                 seeds = vertices[first : first + self.training.batch_size]
                 (made,) = self.preparation.prepare([seeds], key)
-                x = torch.from_numpy(self.preparation.features(made))
-                answers = self.model(x, made.blocks).argmax(1).numpy()
+                answers = self.model(self._features(made), made.blocks).argmax(1).numpy()
                 correct += int((answers == made.y).sum())
         return correct, len(vertices)
 

@@ -17,7 +17,7 @@ from tests.support.command import run_testbed
         (("cora", "metis", [64]), "--dataset: 'cora': must be one of debian, synthetic"),
         (
             ("debian", "best", [64]),
-            "--partitioner: 'best': must be one of hash, range, metis, fennel",
+            "--partitioner: 'best': must be one of hash, range, metis, metis-balanced, fennel",
         ),
         (("debian", "hash", []), "--dims: 0: must be 1 to 512"),
         (("debian", "hash", [64, 513]), "--dims: 513: must be 1 to 512"),

@@ -52,7 +52,7 @@ def test_minibatches_are_those_of_the_whole_graph(
                     np.testing.assert_array_equal(mine.sources, whole.sources)
                     np.testing.assert_array_equal(mine.edge_index, whole.edge_index)
                 np.testing.assert_array_equal(
-                    preparation.features(made), graph.x[blocks[0].sources]
+                    preparation.gathered(made), graph.x[blocks[0].sources]
                 )
                 np.testing.assert_array_equal(made.y, graph.y[some])
         groups = -(-len(seeds) // together)

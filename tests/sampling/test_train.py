@@ -13,13 +13,13 @@ from torch.nn import functional
 from testbed.core.errors import SpecError, TestbedError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.model import Sage
-from testbed.gnn.options import MinibatchSpec, SampledModelSpec
+from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, key_of
 from testbed.results import load_run
 from testbed.run import run_scenario
 from testbed.sampling.groups import PARTS
-from testbed.sampling.options import SamplingTerms
+from testbed.sampling.options import DistributedModelSpec, SamplingTerms
 from testbed.sampling.registry import WAYS
 from testbed.sampling.train import SampledTrainer
 from testbed.scenario import Scenario, parse_scenario
@@ -27,22 +27,28 @@ from tests.support.gnn.parts import owners_of, ranks
 from tests.support.workloads.threads import on_ranks
 
 # No dropout: ranks are threads here, and the seed of torch is the process's.
-MODEL = SampledModelSpec(hidden=16, layers=2, fanout=(5, 3), dropout=0.0)
+MODEL = DistributedModelSpec(hidden=16, layers=2, fanout=(5, 3), dropout=0.0)
 TRAINING = MinibatchSpec(batch_size=8, epochs=2, learning_rate=0.02)
 
 
 def trained(
-    graph: GraphData, way: str, world: int, owners: np.ndarray, **terms: Any
+    graph: GraphData,
+    way: str,
+    world: int,
+    owners: np.ndarray,
+    model: DistributedModelSpec = MODEL,
+    **terms: Any,
 ) -> list[list[EpochResult]]:
     """Each rank's epochs."""
     share = int(np.bincount(owners[graph.train], minlength=world).min())
-    with ranks(graph, owners, world) as found:
+    halves = model.precision == "bfloat16"
+    with ranks(graph, owners, world, halves=halves) as found:
         made = []
         for peers in found:  # one after the other: torch's seed is the process's
             made.append(
                 SampledTrainer(
                     *(peers.part, graph.num_classes, share, WAYS[way], SamplingTerms(**terms)),
-                    *(MODEL, TRAINING, 1),
+                    *(model, TRAINING, 1),
                 )
             )
             made[-1].warm_up()
@@ -103,9 +109,35 @@ def test_an_epoch_tells_what_was_asked_and_how_long_that_took(graph: GraphData) 
                 assert result.counts["group"] == (group or steps)
                 assert result.counts["relays"] == groups * len(MODEL.fanout)
                 assert (result.counts["repeated_vertices"] > 0) == (group is None)
-                parts = [result.times[f"prepare_{part}"] for part in PARTS]
-                assert result.times["preparation_time"] == pytest.approx(sum(parts))
-                assert all(seconds > 0 for seconds in parts)
+                parts = {part: result.times[f"prepare_{part}"] for part in PARTS}
+                assert result.times["preparation_time"] == pytest.approx(sum(parts.values()))
+                assert parts.pop("gathering") == 0  # native layers read features where they are
+                assert all(seconds > 0 for seconds in parts.values())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_kernels_of_torch_train_nearly_the_same(graph: GraphData, precision: str) -> None:
+    owners, runs = owners_of(graph, 2), []
+    for kernels in ("torch", "native"):
+        model = MODEL.model_copy(update={"kernels": kernels, "precision": precision})
+        runs.append(trained(graph, "katana", 2, owners, model))
+    for one, other in zip(*runs, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            close = 1e-5 if precision == "float32" else 0.02
+            assert mine.loss == pytest.approx(theirs.loss, rel=close)
+            assert mine.times["prepare_gathering"] > theirs.times["prepare_gathering"] == 0
+            assert mine.counts["sampling_bytes"] == theirs.counts["sampling_bytes"]
+            assert "allocations" not in mine.counts
+    assert runs[1][0][1].counts["allocations"] < runs[1][0][0].counts["allocations"]
+
+
+def test_features_of_16_bits_are_half_as_many_bytes(graph: GraphData) -> None:
+    owners = owners_of(graph, 2)
+    half = MODEL.model_copy(update={"precision": "bfloat16"})
+    (first, _), _ = trained(graph, "rpc", 2, owners)
+    (second, _), _ = trained(graph, "rpc", 2, owners, half)
+    assert second.counts["sampling_bytes"] < first.counts["sampling_bytes"]
+    assert second.loss == pytest.approx(first.loss, rel=0.02)
 
 
 def test_memory_says_how_many_minibatches_are_prepared_together(graph: GraphData) -> None:

@@ -2,6 +2,8 @@
 partition.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,10 +11,19 @@ from torch import Tensor, nn
 
 from testbed.gnn.mix import GOLDEN, mix, mix32
 
-__all__ = ["Dropout"]
+__all__ = ["Dropout", "row_keys"]
 
 COLUMN = np.uint32(0x9E3779B9)  # as GOLDEN, of 2**32
 BLOCK = 1 << 16  # elements at a time, so that they stay in a core's cache
+
+
+def row_keys(stream: int, moment: int, vertices: NDArray[np.integer[Any]]) -> NDArray[np.uint32]:
+    """Return what decides about the elements of vertices' rows.
+
+    :param stream: Of seed and layer; `moment`: of epoch and step; both below 2**64.
+    """
+    first, second = mix(np.array([stream, moment], np.uint64))
+    return mix(vertices.astype(np.uint64) + first ^ second).astype(np.uint32)
 
 
 class Dropout(nn.Module):
@@ -36,12 +47,15 @@ class Dropout(nn.Module):
         """
         return x * self.mask(x.shape[1]) if self.training and self.p else x
 
+    def keys(self) -> NDArray[np.uint32]:
+        """Return what decides about the rows in this epoch."""
+        return row_keys(self._stream, self.epoch, self._vertices)
+
     def mask(self, dim: int) -> Tensor:
         """Return the factors of the elements in this epoch: 0 or 1 / (1 - p); float32, shape (n,
         dim).
         """
-        stream = mix(np.array([self._stream, self.epoch], np.uint64))
-        keys = mix(self._vertices + stream[0] ^ stream[1]).astype(np.uint32)
+        keys = self.keys()
         columns = np.arange(1, dim + 1, dtype=np.uint32) * COLUMN
         out = np.empty((len(keys), dim), np.float32)
         rows = max(BLOCK // dim, 1)

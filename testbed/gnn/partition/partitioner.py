@@ -3,7 +3,7 @@ each is assigned a part.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,13 @@ class Partitioner(ABC):
     :param num_vertices: Vertices of the graph.
     :param parts: Number of parts.
     :param seed: Seed of all draws: the same seed and order give the same owners.
+    :ivar training: The vertices that are trained on, where they are known.
     :raises SpecError: There are fewer vertices than parts.
     """
 
     name: ClassVar[str]
     streams: ClassVar[bool] = True
+    training: NDArray[np.integer[Any]] | None = None
 
     def __init__(self, num_vertices: int, parts: int, seed: int = 0) -> None:
         if not 1 <= parts <= num_vertices:

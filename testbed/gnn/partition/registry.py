@@ -23,6 +23,7 @@ PARTITIONERS: Registry[type[Partitioner]] = Registry(
         "hash": "testbed.gnn.partition.hash:Hash",
         "range": "testbed.gnn.partition.range:Range",
         "metis": "testbed.gnn.partition.metis:Metis",
+        "metis-balanced": "testbed.gnn.partition.metis:MetisBalanced",
         "fennel": "testbed.gnn.partition.fennel:Fennel",
     },
     group="testbed.partitioners",
@@ -37,17 +38,20 @@ def make_owners(
     parts: int,
     seed: int = 0,
     batch: int | None = None,
+    training: NDArray[np.integer[Any]] | None = None,
 ) -> Owners:
     """Partition a graph, its vertices in ascending order.
 
     :param indptr: int64, shape (n + 1,): the neighbours of v are ``indices[indptr[v]:indptr[v +
         1]]``.
     :param batch: Vertices at a time, if the partitioner supports that; None: all.
+    :param training: The vertices that are trained on.
     :raises SpecError: There is no such partitioner, there are fewer vertices than parts, or a part
         has no vertex.
     """
     n = len(indptr) - 1
     partitioner = PARTITIONERS[name](n, parts, seed)
+    partitioner.training = training
     size = batch if batch and partitioner.streams else n
     owners = np.empty(n, np.int32)
     for first in range(0, n, size):
@@ -73,8 +77,10 @@ def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
     try:
         if path.exists():
             return _kept(path)
-        indptr, indices = (_kept(graph / f"{each}.npy") for each in ("indptr", "indices"))
-        owners = make_owners(name, indptr, indices, parts, seed)
+        indptr, indices, training = (
+            _kept(graph / f"{each}.npy") for each in ("indptr", "indices", "train")
+        )
+        owners = make_owners(name, indptr, indices, parts, seed, training=training)
         with tempfile.TemporaryDirectory(dir=graph, prefix=f".{path.stem}-") as folder:
             np.save(made := Path(folder) / path.name, owners)
             sync(made)

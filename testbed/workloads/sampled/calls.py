@@ -52,7 +52,8 @@ def owned(context: WorkerContext, scenario: SampledScenario, graph: str, rank: i
         Path(graph), scenario.sampling.partitioner, hosts, scenario.scenario.seed
     )
     share = int(np.bincount(owners[data.train], minlength=hosts).min())
-    return context.keep(Owned(Part.of(data, owners, rank, hosts), share, data.num_classes))
+    halves = scenario.model.precision == "bfloat16"
+    return context.keep(Owned(Part.of(data, owners, rank, hosts, halves), share, data.num_classes))
 
 
 def prepare_rank(

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from testbed.core.tables import Named
-from testbed.gnn.options import MinibatchSpec, SampledModelSpec
-from testbed.sampling.options import SamplingTerms
+from testbed.gnn.options import MinibatchSpec
+from testbed.sampling.options import DistributedModelSpec, SamplingTerms
 from testbed.sampling.registry import WAYS
 from testbed.workloads.scenario import SystemTable
 from testbed.workloads.training.scenario import TrainingScenario
@@ -26,7 +26,7 @@ class SampledScenario(TrainingScenario):
     """A scenario of workload ``sampled``."""
 
     sampling: SamplingSpec = SamplingSpec()
-    model: SampledModelSpec = SampledModelSpec()
+    model: DistributedModelSpec = DistributedModelSpec()
     training: MinibatchSpec = MinibatchSpec()
 
     @model_validator(mode="after")

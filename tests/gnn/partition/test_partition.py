@@ -80,6 +80,25 @@ def test_metis_cuts_a_ring_in_two_places() -> None:
     assert np.bincount(owners).tolist() == [6, 6]
 
 
+def test_metis_balances_edges_and_training_vertices_too() -> None:
+    """A graph whose edges and training vertices are all in one corner of it."""
+    rng, n = np.random.default_rng(1), 2000
+    near = rng.integers(0, n // 4, (2, 8000))
+    ring = np.stack([np.arange(n), (np.arange(n) + 1) % n])
+    src, dst = np.concatenate([near, ring], axis=1)
+    graph = from_edges(src, dst, n)
+    training = np.arange(n // 8)
+
+    def largest(name: str) -> list[float]:
+        owners = make_owners(name, *graph, 4, 1, training=training)
+        weights = np.ones(n), np.diff(graph[0]), np.bincount(training, minlength=n)
+        parts = [np.bincount(owners, weight, minlength=4) for weight in weights]
+        return [float(part.max() / part.mean()) for part in parts]
+
+    assert max(largest("metis-balanced")) < 1.1
+    assert max(largest("metis")) > 1.5
+
+
 @given(adjacencies(least=4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_measures_agree_with_halos(graph: Adjacency, parts: int, random: object) -> None:
     n = len(graph[0]) - 1
@@ -116,7 +135,7 @@ def test_measures_of_a_ring_in_halves() -> None:
         (
             "metros",
             2,
-            "partitioner 'metros' does not exist: must be one of hash, range, metis, fennel, or"
+            "partitioner 'metros' does not exist: must be one of hash, range, metis, metis-balanced, fennel, or"
             " module:Class",
         ),
         ("range", 13, "partitioner range: 13 parts of 12 vertices: must be 1 to one per vertex"),

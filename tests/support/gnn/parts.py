@@ -19,7 +19,7 @@ def owners_of(graph: GraphData, world: int, seed: int = 0) -> np.ndarray:
 
 @contextmanager
 def ranks(
-    graph: GraphData, owners: np.ndarray, world: int, timeout: float = 10.0
+    graph: GraphData, owners: np.ndarray, world: int, timeout: float = 10.0, halves: bool = False
 ) -> Iterator[list[Peers]]:
     """All ranks in this process, over pairs of sockets."""
     ends: dict[tuple[int, int], tuple[socket.socket, socket.socket]] = {}
@@ -34,7 +34,7 @@ def ranks(
         found = []
         for rank in range(world):
             others = [other for other in range(world) if other != rank]
-            part = Part.of(graph, owners, rank, world)
+            part = Part.of(graph, owners, rank, world, halves)
             asks = {other: ends[rank, other][0] for other in others}
             answers = {other: ends[other, rank][1] for other in others}
             found.append(stack.enter_context(Peers(part, asks, answers, timeout, names)))
