@@ -25,6 +25,7 @@ __all__ = [
     "Numbering",
     "Rows",
     "Sampler",
+    "addresses",
     "draw_neighbours",
     "key_of",
     "shares",
@@ -107,6 +108,12 @@ def draw_neighbours(
         *(_at(ends[1:]), _at(found)),
     )
     return Drawn(ends, found)
+
+
+def addresses(table: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return where the rows of a matrix are."""
+    first, step = np.uint64(_at(table)), np.uint64(table.strides[0])
+    return first + step * np.arange(len(table), dtype=np.uint64)
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.gnn.sampling import Block, Numbering, Rows, Vertices, key_of
+from testbed.gnn.sampling import Block, Numbering, Rows, Vertices, addresses, key_of
+from testbed.sampling.cache import FeatureCache
 from testbed.sampling.graph_part import Part
 from testbed.sampling.peers import Peers
 
-__all__ = ["PARTS", "Minibatch", "Preparation"]
+__all__ = ["PARTS", "Minibatch", "Preparation", "Sampled"]
 
 PARTS = ("sampling", "construction", "features", "gathering")
 """The parts of preparation: drawing neighbours, here and elsewhere; making blocks; fetching
@@ -50,30 +51,65 @@ class Minibatch:
         )
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """A group whose neighbourhoods have been sampled, and whose features are still needed.
+
+    :param blocks: Of each minibatch, from the seeds outwards.
+    :param needed: The vertices whose features are needed, of each rank.
+    :param rows: Of each minibatch: which of these its first block's sources are.
+    """
+
+    seeds: Sequence[Vertices]
+    blocks: list[list[Block]]
+    needed: list[Vertices]
+    rows: list[NDArray[np.int32]]
+
+
+@dataclass
+class Asked:
+    """Counts, cumulative.
+
+    :ivar relays: Questions for whose answers this rank has waited; `sampling_bytes`: of these and
+        of answers.
+    :ivar asked_vertices: Vertices that have been sampled or fetched; `repeated_vertices`: those of
+        them that minibatches of a group had in common, and that were asked about once;
+        `cached_vertices`: those of other ranks whose features were here.
+    """
+
+    relays: int = 0
+    sampling_bytes: int = 0
+    asked_vertices: int = 0
+    repeated_vertices: int = 0
+    cached_vertices: int = 0
+
+
 @dataclass
 class Preparation:
     """Prepares groups of minibatches on one rank.
 
     :param fanout: Neighbours sampled per vertex, from the seeds outwards, one number per layer.
+    :param cache: Where features of other ranks' vertices are kept.
     :ivar seconds: In each of `PARTS`, cumulative.
-    :ivar asked: Vertices that have been sampled or fetched; `repeated`: those of them that
-        minibatches of a group had in common, and that were asked about once.
     """
 
     part: Part
     peers: Peers
     fanout: Sequence[int]
+    cache: FeatureCache | None = None
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    asked: int = 0
-    repeated: int = 0
+    asked: Asked = field(default_factory=Asked)
 
     def __post_init__(self) -> None:
         self._numbering = Numbering(len(self.part.rows))
-        self._left_out: dict[str, float] = {}
         self._buffer = self.part.x[:0].copy()
 
     def prepare(self, seeds: Sequence[Vertices], key: int) -> list[Minibatch]:
-        """Sample minibatches, and fetch their features.
+        """Sample minibatches, and fetch their features; see `sample`."""
+        return self.fetch(self.sample(seeds, key))
+
+    def sample(self, seeds: Sequence[Vertices], key: int) -> Sampled:
+        """Sample minibatches.
 
         :param seeds: Of each minibatch: vertices that this rank owns, distinct.
         :param key: Of an epoch's draws: see `testbed.gnn.sampling.key_of`.
@@ -84,22 +120,60 @@ class Preparation:
         for depth, limit in enumerate(self.fanout):
             with self._timed("sampling"):
                 divided, rows = self._divided(targets)
-                drawn = self.peers.sample(divided, limit, key_of(key, depth))
+                with self._counted():
+                    drawn = self.peers.sample(divided, limit, key_of(key, depth))
             with self._timed("construction"):
                 for number, mine in enumerate(rows):
                     block = Block.of(targets[number], drawn.select(mine), self._numbering)
                     blocks[number].append(block)
                     targets[number] = block.sources
+        with self._timed("construction"):
+            return Sampled(seeds, blocks, *self._divided(targets))
+
+    def fetch(self, group: Sampled, upcoming: Sequence[Sampled] = ()) -> list[Minibatch]:
+        """Fetch the features of a group.
+
+        :param upcoming: The next groups, for a cache that looks ahead.
+        :raises CollectiveError: A rank did not answer; the text names it.
+        """
         with self._timed("features"):
-            divided, rows = self._divided(targets)
-            places, memory = self.peers.fetch(divided)
+            places, memory = self._features(group.needed)
+            if self.cache:
+                self.cache.keep(
+                    *(np.concatenate(group.needed), places, self.part.owners != self.part.rank),
+                    [np.concatenate(each.needed) for each in upcoming],
+                )
+        nbytes = sum(each.nbytes for each in memory)
         return [
             Minibatch(
-                *(some, each[::-1], self._labels(some)),
-                *(Rows(places, mine, (memory, self.part.x)), memory.nbytes),
+                *(some, each[::-1], self.part.y[self.part.rows[some]]),
+                *(Rows(places, mine, (*memory, self.part.x)), nbytes),
             )
-            for some, each, mine in zip(seeds, blocks, rows, strict=True)
+            for some, each, mine in zip(group.seeds, group.blocks, group.rows, strict=True)
         ]
+
+    def _features(
+        self, needed: Sequence[Vertices]
+    ) -> tuple[NDArray[np.uint64], list[NDArray[Any]]]:
+        """Return where the features of vertices of each rank are, and what memory they are in,
+        besides this rank's own.
+        """
+        if not self.cache:
+            with self._counted():
+                places, memory = self.peers.fetch(needed)
+            return places, [memory]
+        here = [self.cache.has(some) for some in needed]
+        with self._counted():
+            asked, memory = self.peers.fetch(
+                [some[~found] for some, found in zip(needed, here, strict=True)]
+            )
+        found = np.concatenate(here)
+        rows = self.cache.take(np.concatenate(needed)[found])
+        self.asked.cached_vertices += len(rows)
+        places = np.empty(len(found), np.uint64)
+        places[~found] = asked
+        places[found] = addresses(rows)
+        return places, [memory, rows]
 
     def gathered(self, minibatch: Minibatch) -> NDArray[Any]:
         """Return the features of the first block's sources side by side, shape (sources, features),
@@ -120,38 +194,23 @@ class Preparation:
         """
         together = np.concatenate(several)
         distinct, numbers = self._numbering.number(together)
-        self.asked += len(distinct)
-        self.repeated += len(together) - len(distinct)
+        self.asked.asked_vertices += len(distinct)
+        self.asked.repeated_vertices += len(together) - len(distinct)
         divided, places = self.part.by_owner(distinct)
         ends = np.cumsum([len(each) for each in several])[:-1]
         return divided, np.split(places[numbers], ends)
 
-    def _labels(self, seeds: Vertices) -> NDArray[np.int64]:
-        return self.part.y[self.part.rows[seeds]]
-
     def counts(self) -> dict[str, float]:
-        """Return what has been asked, cumulative: questions for whose answers this rank has waited,
-        their bytes, and vertices.
-        """
-        left_out = self._left_out
-        return {name: count - left_out.get(name, 0.0) for name, count in self._all().items()}
-
-    def _all(self) -> dict[str, float]:
-        return {
-            "relays": self.peers.relays,
-            "sampling_bytes": self.peers.bytes,
-            "asked_vertices": self.asked,
-            "repeated_vertices": self.repeated,
-        }
+        """Return what has been asked, cumulative."""
+        return asdict(self.asked)
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """What happens inside neither takes time nor counts."""
-        seconds, before = dict(self.seconds), self._all()
+    def _counted(self) -> Iterator[None]:
+        peers, asked = self.peers, self.asked
+        relays, sent = peers.relays, peers.bytes
         yield
-        self.seconds.update(seconds)
-        for name, count in self._all().items():
-            self._left_out[name] = self._left_out.get(name, 0.0) + count - before[name]
+        asked.relays += peers.relays - relays
+        asked.sampling_bytes += peers.bytes - sent
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -31,6 +31,25 @@ class SamplingTerms(Table):
         le=1 << 20,
         description="MiB of each rank for minibatches that are prepared and not used yet",
     )
+    cache: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="MiB of each rank for features of other ranks' vertices; rpc has no such cache",
+    )
+    policy: Literal["next-use", "inclusion"] = Field(
+        default="next-use",
+        description=(
+            "which of these katana keeps: those that it knows to be needed next, or those that are"
+            " most probably needed"
+        ),
+    )
+    horizon: int = Field(
+        default=4,
+        ge=1,
+        le=1024,
+        description="groups that are sampled in advance, for next-use",
+    )
 
 
 class DistributedModelSpec(SampledModelSpec):

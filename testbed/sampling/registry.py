@@ -21,10 +21,13 @@ class Way(Entry):
     :param together: Whether several are sampled together, with one question to each rank for all of
         them and each layer, and with the features that they have in common fetched once.
     :param ahead: Whether the next ones are prepared while it computes.
+    :param policy: What decides which features of others it keeps, if `cache` is given; "": it keeps
+        none; None: `policy` does.
     """
 
     together: bool = False
     ahead: bool = False
+    policy: str | None = ""
 
 
 _PEERS = "testbed.sampling.peers:Peers"
@@ -36,12 +39,19 @@ WAYS: Registry[Way] = Registry(
         "rpc-ahead": Way(
             _PEERS, "sockets", "the next minibatch meanwhile, as DistDGLv2 does", ahead=True
         ),
+        "rpc-cached": Way(
+            _PEERS,
+            "sockets",
+            "as rpc, with a cache of those features that are most probably needed, as SALIENT++",
+            policy="inclusion",
+        ),
         "katana": Way(
             _PEERS,
             "sockets",
             "several minibatches together, the next ones meanwhile, as Katana Graph does",
             together=True,
             ahead=True,
+            policy=None,
         ),
     },
     group="testbed.sampling",

@@ -28,6 +28,7 @@ from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Block, Rows, Vertices, key_of
 from testbed.gnn.train import DROPOUT, MINIBATCH, SHUFFLE, TEST, VALIDATION, Minibatches
 from testbed.protocol.rows import unpack_bfloat16
+from testbed.sampling.cache import FeatureCache
 from testbed.sampling.feed import Feed
 from testbed.sampling.graph_part import Part
 from testbed.sampling.groups import PARTS, Minibatch, Preparation
@@ -60,6 +61,8 @@ class SampledTrainer(Minibatches):
     :param share: Training vertices that each rank uses in an epoch: as many as the one with the
         fewest has.
     :param seed: The same on all ranks.
+    :param likely: Vertices of other ranks, the most probably needed ones first, for a cache that
+        goes by that.
     :ivar together: Minibatches of a group.
     """
 
@@ -73,6 +76,7 @@ class SampledTrainer(Minibatches):
         model: DistributedModelSpec,
         training: MinibatchSpec,
         seed: int,
+        likely: Vertices | None = None,
     ) -> None:
         torch.set_num_threads(1)  # ranks share the machine's cores
         torch.manual_seed(seed)
@@ -82,11 +86,24 @@ class SampledTrainer(Minibatches):
         )
         self.together = (terms.group or 0) if way.together else 1
         self.preparation: Preparation | None = None
+        self._evaluation: Preparation | None = None
         self._feed: Feed | None = None
+        self._cache = self._made_cache(likely)
+
+    def _made_cache(self, likely: Vertices | None) -> FeatureCache | None:
+        terms, x = self.terms, self.part.x
+        policy = terms.policy if self.way.policy is None else self.way.policy
+        rows = min((terms.cache << 20) // max(x.strides[0], 1), len(self.part.rows) - len(x))
+        if not policy or not rows:
+            return None
+        fixed = likely if policy == "inclusion" else None
+        return FeatureCache(rows, x, len(self.part.rows), fixed)
 
     def join(self, peers: Peers) -> None:
         """From now on, ask these."""
-        self.preparation = Preparation(self.part, peers, self.spec.fanout)
+        fanout = self.spec.fanout
+        self.preparation = Preparation(self.part, peers, fanout, self._cache)
+        self._evaluation = Preparation(self.part, peers, fanout)
 
     def warm_up(self) -> None:
         """Compute and discard a gradient of vertices without neighbours."""
@@ -107,22 +124,24 @@ class SampledTrainer(Minibatches):
         key = key_of(self.seed, MINIBATCH, epoch)
         if not self.together:
             self.together = self._room(seeds[0], key, len(seeds))
+        assert self.preparation
+        sample, fetch = self.preparation.sample, self.preparation.fetch
         self._feed = Feed(
-            lambda some: self._prepare(some, key), seeds, self.together, self.way.ahead
+            lambda some: sample(some, key),
+            fetch,
+            seeds,
+            self.together,
+            self.way.ahead,
+            self.terms.horizon if self._cache and self._cache.looks_ahead else 0,
         )
         return batches
-
-    def _prepare(self, seeds: Sequence[Vertices], key: int) -> list[Minibatch]:
-        assert self.preparation
-        return self.preparation.prepare(seeds, key)
 
     def _room(self, seeds: Vertices, key: int, most: int) -> int:
         """Return how many minibatches the memory has room for, twice, by the size of one: others
         are used meanwhile. Features that they have in common are there once.
         """
-        assert self.preparation
-        with self.preparation.uncounted():
-            (one,) = self._prepare([seeds], key)
+        assert self._evaluation
+        (one,) = self._evaluation.prepare([seeds], key)
         size = one.nbytes + one.fetched
         return max(1, min(most, (self.terms.memory << 20) // (2 * size)))
 
@@ -131,7 +150,8 @@ class SampledTrainer(Minibatches):
         assert self._feed
         with self._timed("sampling"):
             minibatch = self._feed.take()
-            x = self._features(minibatch)
+            assert self.preparation
+            x = self._features(minibatch, self.preparation)
         with self._timed("forward"):
             return self._loss(x, minibatch.blocks, minibatch.y, epoch, step)
 
@@ -154,12 +174,9 @@ class SampledTrainer(Minibatches):
     def _native(self) -> bool:
         return isinstance(self.model, NativeSage)
 
-    def _features(self, minibatch: Minibatch) -> torch.Tensor | Rows:
+    def _features(self, minibatch: Minibatch, preparation: Preparation) -> torch.Tensor | Rows:
         """Return what the model reads."""
-        assert self.preparation
-        if self._native:
-            return minibatch.rows
-        return _widened(self.preparation.gathered(minibatch))
+        return minibatch.rows if self._native else _widened(preparation.gathered(minibatch))
 
     def epoch(
         self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None
@@ -184,6 +201,8 @@ class SampledTrainer(Minibatches):
         times["preparation_time"] = sum(spent.values())
         counts = {name: n - before[1][name] for name, n in preparation.counts().items()}
         counts["group"] = self.together
+        if self._cache:
+            counts["cache_bytes"] = self._cache.nbytes
         counts["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         if native:
             counts["allocations"] = native.allocations - allocations
@@ -209,15 +228,14 @@ class SampledTrainer(Minibatches):
 
     @torch.no_grad()
     def _right(self, vertices: Vertices, key: int) -> tuple[int, int]:
-        assert self.preparation
+        assert self._evaluation
         self.model.eval()
-        with self.preparation.uncounted():
-            correct = 0
-            for first in range(0, len(vertices), self.training.batch_size):
-                seeds = vertices[first : first + self.training.batch_size]
-                (made,) = self.preparation.prepare([seeds], key)
-                answers = self.model(self._features(made), made.blocks).argmax(1).numpy()
-                correct += int((answers == made.y).sum())
+        correct = 0
+        for first in range(0, len(vertices), self.training.batch_size):
+            seeds = vertices[first : first + self.training.batch_size]
+            (made,) = self._evaluation.prepare([seeds], key)
+            features = self._features(made, self._evaluation)
+            correct += int((self.model(features, made.blocks).argmax(1).numpy() == made.y).sum())
         return correct, len(vertices)
 
     def _end(self) -> None:

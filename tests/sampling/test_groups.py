@@ -58,7 +58,7 @@ def test_minibatches_are_those_of_the_whole_graph(
         groups = -(-len(seeds) // together)
         # Seeds are this rank's own, so nobody is asked for the first layer.
         assert peers.relays == (groups * len(FANOUT) if world > 1 else 0)
-        assert (preparation.repeated > 0) == (together > 1)
+        assert (preparation.asked.repeated_vertices > 0) == (together > 1)
         assert set(preparation.seconds) == set(PARTS)
 
     with ranks(graph, owners_of(graph, world), world) as found, ThreadPoolExecutor(world) as pool:
@@ -76,7 +76,9 @@ def test_vertices_that_minibatches_share_are_asked_about_once(graph: GraphData) 
         together.prepare(seeds, 3)
         assert found[0].relays - relays == len(FANOUT) == relays / len(seeds)
         assert found[0].bytes - one < one / 2
-        assert together.asked + together.repeated == alone.asked
+        assert together.asked.asked_vertices + together.asked.repeated_vertices == (
+            alone.asked.asked_vertices
+        )
 
 
 def test_a_rank_that_is_gone_is_named(graph: GraphData) -> None:

@@ -26,6 +26,8 @@ from testbed.scenario import Scenario, parse_scenario
 from tests.support.gnn.parts import owners_of, ranks
 from tests.support.workloads.threads import on_ranks
 
+CACHED: dict[str, Any] = {"cache": 1, "horizon": 2}
+
 # No dropout: ranks are threads here, and the seed of torch is the process's.
 MODEL = DistributedModelSpec(hidden=16, layers=2, fanout=(5, 3), dropout=0.0)
 TRAINING = MinibatchSpec(batch_size=8, epochs=2, learning_rate=0.02)
@@ -41,6 +43,7 @@ def trained(
 ) -> list[list[EpochResult]]:
     """Each rank's epochs."""
     share = int(np.bincount(owners[graph.train], minlength=world).min())
+    every = np.arange(graph.num_vertices, dtype=np.int32)
     halves = model.precision == "bfloat16"
     with ranks(graph, owners, world, halves=halves) as found:
         made = []
@@ -48,7 +51,7 @@ def trained(
             made.append(
                 SampledTrainer(
                     *(peers.part, graph.num_classes, share, WAYS[way], SamplingTerms(**terms)),
-                    *(model, TRAINING, 1),
+                    *(model, TRAINING, 1, every[owners != peers.part.rank]),
                 )
             )
             made[-1].warm_up()
@@ -65,7 +68,11 @@ def test_all_ways_train_the_same_to_the_last_bit(graph: GraphData, world: int) -
     owners = owners_of(graph, world)
     first = trained(graph, "rpc", world, owners)
     assert len({result.digest for rank in first for result in rank[1:]}) == 1
-    for way, terms in (("rpc-ahead", {}), ("katana", {}), ("katana", {"group": 2})):
+    others: list[tuple[str, dict[str, Any]]] = [
+        *(("rpc-ahead", {}), ("katana", {}), ("katana", {"group": 2}), ("rpc-cached", CACHED)),
+        *(("katana", CACHED | {"group": 1}), ("katana", CACHED | {"policy": "inclusion"})),
+    ]
+    for way, terms in others:
         other = trained(graph, way, world, owners, **terms)
         for mine, theirs in zip(first, other, strict=True):
             for one, two in zip(mine, theirs, strict=True):

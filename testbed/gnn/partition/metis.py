@@ -4,6 +4,7 @@ SC 1998).
 """
 
 import ctypes
+from importlib import import_module
 from typing import ClassVar
 
 import numpy as np
@@ -82,7 +83,7 @@ class MetisBalanced(Metis):
             }.items()
         }
         at = {name: ctypes.c_void_p(array.ctypes.data) for name, array in of.items()}
-        metis = ctypes.CDLL(pymetis._internal.__file__)
+        metis = ctypes.CDLL(import_module("pymetis._internal").__file__)
         status = metis.METIS_PartGraphKway(
             *(at["vertices"], at["constraints"], at["indptr"], at["indices"], at["weights"]),
             *(None, None, at["parts"], None, None),  # to 3 %

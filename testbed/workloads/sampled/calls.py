@@ -14,6 +14,8 @@ from testbed.collectives.registry import open_backend
 from testbed.comm.group import GroupSpec
 from testbed.gnn.graph import GraphData
 from testbed.gnn.partition import cached_owners
+from testbed.gnn.sampling import Vertices
+from testbed.sampling.cache import inclusion
 from testbed.sampling.graph_part import Part
 from testbed.sampling.peers import Peers
 from testbed.sampling.registry import WAYS
@@ -36,11 +38,13 @@ class Owned:
     """What a rank keeps, whichever way is open.
 
     :param share: Training vertices of the rank that has the fewest.
+    :param likely: See `SampledTrainer`.
     """
 
     part: Part
     share: int
     classes: int
+    likely: Vertices | None
 
 
 def owned(context: WorkerContext, scenario: SampledScenario, graph: str, rank: int) -> Owned:
@@ -52,8 +56,16 @@ def owned(context: WorkerContext, scenario: SampledScenario, graph: str, rank: i
         Path(graph), scenario.sampling.partitioner, hosts, scenario.scenario.seed
     )
     share = int(np.bincount(owners[data.train], minlength=hosts).min())
-    halves = scenario.model.precision == "bfloat16"
-    return context.keep(Owned(Part.of(data, owners, rank, hosts, halves), share, data.num_classes))
+    part = Part.of(data, owners, rank, hosts, scenario.model.precision == "bfloat16")
+    likely = None
+    if scenario.sampling.cache:
+        chances = inclusion(
+            *(data.indptr, data.indices, part.train),
+            *(scenario.training.batch_size, scenario.model.fanout),
+        )
+        foreign = np.flatnonzero(part.rows < 0)
+        likely = foreign[np.argsort(-chances[foreign], kind="stable")].astype(np.int32)
+    return context.keep(Owned(part, share, data.num_classes, likely))
 
 
 def prepare_rank(
@@ -76,7 +88,7 @@ def prepare_rank(
     def make() -> SampledTrainer:
         return SampledTrainer(
             *(mine.part, mine.classes, mine.share, WAYS[backend], scenario.sampling),
-            *(scenario.model, scenario.training, seed),
+            *(scenario.model, scenario.training, seed, mine.likely),
         )
 
     state.start(backend, make)

@@ -33,4 +33,6 @@ class SampledScenario(TrainingScenario):
     def _somebody_to_ask(self) -> Self:
         if self.fabric.hosts == 1:
             raise ValueError("fabric.hosts = 1: must be at least 2 with [sampling]")
+        if "rpc-cached" in self.sampling.backends and not self.sampling.cache:
+            raise ValueError("sampling.cache = 0: must be at least 1 with rpc-cached")
         return self

@@ -135,8 +135,8 @@ def test_measures_of_a_ring_in_halves() -> None:
         (
             "metros",
             2,
-            "partitioner 'metros' does not exist: must be one of hash, range, metis, metis-balanced, fennel, or"
-            " module:Class",
+            "partitioner 'metros' does not exist: must be one of hash, range, metis,"
+            " metis-balanced, fennel, or module:Class",
         ),
         ("range", 13, "partitioner range: 13 parts of 12 vertices: must be 1 to one per vertex"),
         ("hash", 0, "partitioner hash: 0 parts of 12 vertices: must be 1 to one per vertex"),
