@@ -116,6 +116,48 @@ def additions(
 
 @bench.command(
     epilog=options.examples(
+        "testbed bench layers",
+        "testbed bench layers --dataset synthetic --fanout 10,5 --hidden 64 -o layers.json",
+        after="Allocated: by the loss too, which is the same for all.",
+    ),
+)
+def layers(
+    dataset: Annotated[str, typer.Option(help="debian or synthetic.")] = "debian",
+    fanout: Annotated[
+        str,
+        typer.Option(help="Neighbours per vertex, from the seeds outwards, a number a layer."),
+    ] = "15,10,5",
+    hidden: Annotated[int, typer.Option(parser=options.WHOLE, help="Width of layers.")] = 256,
+    batch: Annotated[
+        int, typer.Option(parser=options.WHOLE, help="Training vertices of a minibatch.")
+    ] = 1000,
+    repeat: Annotated[
+        int, typer.Option("-n", "--repeat", parser=options.WHOLE, help="Minibatches, in turns.")
+    ] = 20,
+    json: options.JsonFlag = False,
+    out: options.Out = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Measure layers of sampled training, our own beside torch-geometric's, on one thread."""
+    from testbed.bench import layers as bench
+    from testbed.core.tables import checked
+    from testbed.gnn.options import SampledModelSpec
+
+    limits = Whole().several(fanout, "--fanout")
+    bench.check(dataset, batch, repeat)
+    values = {"hidden": hidden, "layers": len(limits), "fanout": limits}
+    spec = checked(SampledModelSpec, values, lambda place: f"--{place[0]}")
+    results = options.Results(json, out)
+    results.say(bench.header_line())
+    rows: list[bench.Row] = []
+    for row in bench.measure(dataset, spec, batch, repeat):
+        rows.append(row)
+        results.say(bench.row_line(row, rows[0]))
+    results.write({"rows": [row.to_dict() for row in rows]})
+
+
+@bench.command(
+    epilog=options.examples(
         "testbed bench faults",
         "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin -o"
         " faults.json",

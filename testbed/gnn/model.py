@@ -44,6 +44,10 @@ class Sage(nn.Module):
 
     def _layer(self, depth: int, x: Tensor, block: Block) -> Tensor:
         x = self.layers[depth]((x, x[: block.num_targets]), torch.from_numpy(block.edge_index))
+        return self.activated(depth, x)
+
+    def activated(self, depth: int, x: Tensor) -> Tensor:
+        """Apply ReLU and dropout behind all layers but the last."""
         if depth + 1 < len(self.layers):
             x = functional.dropout(functional.relu(x), self.dropout, self.training)
         return x

@@ -25,6 +25,10 @@ class SamplingTerms(Table):
             "minibatches that katana prepares together; default: as many as `memory` has room for"
         ),
     )
+    overlap: bool = Field(
+        default=True,
+        description="rpc-ahead and katana prepare the next minibatches while others are used",
+    )
     memory: int = Field(
         default=1024,
         ge=1,

@@ -131,7 +131,7 @@ class SampledTrainer(Minibatches):
             fetch,
             seeds,
             self.together,
-            self.way.ahead,
+            self.way.ahead and self.terms.overlap,
             self.terms.horizon if self._cache and self._cache.looks_ahead else 0,
         )
         return batches

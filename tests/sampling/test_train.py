@@ -158,7 +158,7 @@ def scenario(**tables: Any) -> Scenario:
     table: dict[str, Any] = {
         "scenario": {"name": "tiny"},
         "fabric": {"hosts": 3},
-        "sampling": {"timeout": 10.0},
+        "sampling": {"timeout": 10.0, "backends": list(WAYS.own), "cache": 1},
         "dataset": {"name": "synthetic", "scale": 9, "classes": 4, "feature_dim": 16},
         "model": {"hidden": 16, "layers": 2, "fanout": [5, 3]},
         "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
@@ -176,7 +176,7 @@ def test_a_run_with_losses_and_delays(tmp_path: Path) -> None:
     run = load_run(run_scenario(made, tmp_path / "run", quiet=True))
     assert run.manifest["status"] == "complete"
     losses = run.metric("loss").groupby(["backend", "epoch"])["value"].mean()
-    for way in ("rpc-ahead", "katana"):
+    for way in ("rpc-ahead", "rpc-cached", "katana"):
         np.testing.assert_array_equal(losses[way], losses["rpc"])
     assert losses["rpc"][1] < losses["rpc"][0]
     relays = run.metric("relays").groupby("backend")["value"].sum()
@@ -184,6 +184,16 @@ def test_a_run_with_losses_and_delays(tmp_path: Path) -> None:
     assert set(run.metric("test_accuracy")["backend"]) == set(WAYS.own)
     for metric in ("preparation_time", "edge_cut", "sampling_bytes", "group"):
         assert len(run.metric(metric))
+
+
+@pytest.mark.net
+@pytest.mark.deep
+@pytest.mark.usefixtures("cache")
+def test_one_host_trains_alone_and_asks_nobody(tmp_path: Path) -> None:
+    made = scenario(fabric={"hosts": 1}, sampling={"backends": ["rpc", "katana"]})
+    run = load_run(run_scenario(made, tmp_path / "run", quiet=True))
+    assert run.manifest["status"] == "complete"
+    assert set(run.metric("relays")["value"]) == set(run.metric("sampling_bytes")["value"]) == {0}
 
 
 @pytest.mark.net
@@ -205,8 +215,3 @@ def test_a_rank_without_training_vertices_is_refused(tmp_path: Path, cache: Path
         SpecError, match=r"^sampling\.partitioner = range: rank \d+ of 12 would have no training"
     ):
         run_scenario(made, tmp_path / "run", quiet=True)
-
-
-def test_one_host_has_nobody_to_ask() -> None:
-    with pytest.raises(SpecError, match=r"fabric\.hosts = 1: must be at least 2 with \[sampling\]"):
-        scenario(fabric={"hosts": 1})

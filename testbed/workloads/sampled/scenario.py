@@ -30,9 +30,7 @@ class SampledScenario(TrainingScenario):
     training: MinibatchSpec = MinibatchSpec()
 
     @model_validator(mode="after")
-    def _somebody_to_ask(self) -> Self:
-        if self.fabric.hosts == 1:
-            raise ValueError("fabric.hosts = 1: must be at least 2 with [sampling]")
+    def _cache_where_one_is_needed(self) -> Self:
         if "rpc-cached" in self.sampling.backends and not self.sampling.cache:
             raise ValueError("sampling.cache = 0: must be at least 1 with rpc-cached")
         return self
