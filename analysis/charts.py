@@ -35,7 +35,7 @@ from analysis.style import (
 )
 from analysis.summary import epoch_split
 from analysis.workload import in_kernel, report_of
-from testbed.core.errors import SpecError
+from testbed.core.errors import SpecError, StorageError
 from testbed.core.medians import Median, compare, fastest
 from testbed.core.numbers import format_size
 
@@ -67,8 +67,12 @@ class Chart:
         """Write PNG, SVG and PDF, and the points as CSV; return the pictures.
 
         :param path: Without an ending.
+        :raises StorageError: They cannot be written.
         """
-        return save(self.figure, self.data, Path(path))
+        try:
+            return save(self.figure, self.data, Path(path))
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
     def _repr_png_(self) -> bytes:
         out = BytesIO()
@@ -101,7 +105,11 @@ def breakdown(runs: pd.DataFrame, of: str | None = None) -> Chart:
     """
     if of not in (None, "communication", "cpu", "epoch"):
         raise SpecError(f"of: {of}: must be communication, cpu or epoch")
+    if "scenario.workload" not in runs:
+        raise SpecError("breakdown: must have runs; benches tell no parts of an epoch")
     each = list(each_run(runs))
+    if of == "cpu" and not (runs["metric"] == "sampled_time").any():
+        raise SpecError("of: cpu: no epoch was sampled: run with --telemetry")
     if of is None:
         sampled = [(run.frame["metric"] == "sampled_time").any() for run in each]
         of = "cpu" if all(sampled) else "epoch"
@@ -132,16 +140,19 @@ def speedup(
     runs: pd.DataFrame,
     baseline: str | None = None,
     by: str | None = None,
-    metric: str = "epoch_time",
+    metric: str | None = None,
 ) -> Chart:
     """Show how many times as fast as a baseline each transport is: above 1 is faster. Where its bar
     reaches 1, neither can be called faster: `tie`.
 
     :param baseline: A transport; by default the best over sockets, at each value of `by`.
     :param by: A column, such as a key of a sweep's grid; by default each run.
-    :param metric: A time; of benches ``time_median``.
+    :param metric: A time; by default that of an epoch, and of benches ``time_median``.
+    :raises SpecError: There is nothing to compare with.
     """
     key = by or "run"
+    if metric is None:
+        metric = "epoch_time" if "scenario.workload" in runs else "time_median"
     sockets = _sockets(runs)
     groups: dict[Any, dict[str, Median]] = {}
     for (value, name), found in medians(runs, metric, (key, "backend")).items():
@@ -151,8 +162,12 @@ def speedup(
         group = groups[value]
         candidates = {name: found for name, found in group.items() if name in sockets}
         against = baseline or (fastest(candidates)[0] if candidates else None)
-        if against is None or against not in group:
-            raise SpecError(f"baseline {against}: was not measured at {key} = {value}")
+        where = f"at {key} = {value}"
+        if against is None:
+            raise SpecError(f"baseline: nothing over sockets was measured {where}: name another")
+        if against not in group:
+            known = ", ".join(group)
+            raise SpecError(f"baseline {against}: was not measured {where}: must be one of {known}")
         for name, found in group.items():
             if name != against or baseline is not None:
                 how = compare(found, group[against])

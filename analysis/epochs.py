@@ -26,8 +26,9 @@ def medians(runs: pd.DataFrame, metric: str, by: Sequence[str]) -> dict[tuple[ob
     """Return the median of a metric for each combination of `by`.
 
     :param metric: Any, or one of `RATIOS`.
-    :raises SpecError: No run has the metric.
+    :raises SpecError: No run has the metric, or a column of `by`.
     """
+    check_columns(runs, by)
     runs = with_ratio(runs, metric)
     rows = runs[runs["metric"] == metric]
     if rows.empty:
@@ -47,13 +48,40 @@ def medians(runs: pd.DataFrame, metric: str, by: Sequence[str]) -> dict[tuple[ob
         key = name if isinstance(name, tuple) else (name,)
         values = (each if count == 1 else trials).xs(key, level=list(by))
         found[key] = Median.of(values, exact=computed and count == 1)
+    return found | (_of_benches(rows, by) if metric == "time_median" else {})
+
+
+def _of_benches(rows: pd.DataFrame, by: Sequence[str]) -> dict[tuple[object, ...], Median]:
+    """Return the medians that a bench has made of its iterations, where they stand alone."""
+    if not {"iterations", "time_low", "time_high"} <= set(rows):
+        return {}
+    found = {}
+    for name, group in rows.groupby(list(by), sort=False):
+        if len(group) == 1 and group["time_low"].notna().all():
+            row = group.iloc[0]
+            low, high, count = row["time_low"], row["time_high"], int(row["iterations"])
+            key = name if isinstance(name, tuple) else (name,)
+            found[key] = Median(float(row["value"]), float(low), float(high), count)
     return found
 
 
-def spread(runs: pd.DataFrame, metric: str, by: Sequence[str] = ("backend",)) -> pd.DataFrame:
-    """Return `medians` as a table: `median`, `low`, `high` and `count` for each combination."""
-    found = medians(runs, metric, by)
-    names = list(by)
+def check_columns(runs: pd.DataFrame, by: Sequence[str]) -> None:
+    """Check that there are columns to group by.
+
+    :raises SpecError: One is missing.
+    """
+    for name in by:
+        if name not in runs:
+            known = ", ".join(sorted(map(str, runs.columns)))
+            raise SpecError(f"by: {name!r}: is no column of these runs: must be one of {known}")
+
+
+def spread(runs: pd.DataFrame, metric: str, by: str | Sequence[str] = ("backend",)) -> pd.DataFrame:
+    """Return `medians` as a table: `median`, `low`, `high` and `count` for each combination of one
+    or more columns.
+    """
+    names = [by] if isinstance(by, str) else list(by)
+    found = medians(runs, metric, names)
     index = pd.MultiIndex.from_tuples(found, names=names)
     return pd.DataFrame(
         {

@@ -128,8 +128,8 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
         (
             "Blue is computing, red, orange and yellow {noun}, grey the rest. The median epoch,"
             " mean over ranks; parts add up to it. A thin bar is where the median is with a"
-            " confidence of 95 %; of fewer than nine epochs, it reaches from the fastest to the"
-            " slowest."
+            " confidence of 95 %; of fewer than nine epochs, it reaches at least from the fastest"
+            " to the slowest."
         ),
     ),
     "loss": (

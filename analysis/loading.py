@@ -10,6 +10,7 @@ import pandas as pd
 
 from testbed.core.errors import SpecError
 from testbed.core.files import read_object
+from testbed.core.logs import logger_of
 from testbed.results import Run, load_run
 from testbed.sweep.grid import Trial, make_cells
 from testbed.sweep.ledger import ends
@@ -17,6 +18,8 @@ from testbed.telemetry.classify import UNCLASSIFIED, load_classes
 from testbed.telemetry.profile import MACHINE
 
 __all__ = ["done_trials", "each_run", "load", "origin", "plan_of"]
+
+logger = logger_of(__name__)
 
 LARGEST = 256 << 20  # bytes of a file in JSON
 _OTHER_SHAPES = (
@@ -61,6 +64,8 @@ def load(*patterns: str | Path) -> pd.DataFrame:
     frames = []
     for pattern in map(str, patterns):
         found = [Path(each) for each in sorted(glob.glob(pattern, recursive=True))]
+        if glob.has_magic(pattern):
+            found = [place for place in found if _has_measured(place)]
         frames += [frame for place in found if (frame := _read(place)) is not None]
         if not frames:
             raise SpecError(f"{pattern}: no run, sweep or bench is there")
@@ -110,6 +115,14 @@ def origin(frame: pd.DataFrame, kernel: str | None = None) -> str:
 def _series(values: Any) -> str:
     shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
     return ", ".join(shown) if len(shown) < 6 else f"{shown[0]} to {shown[-1]}"
+
+
+def _has_measured(place: Path) -> bool:
+    """Whether a folder is no run's, or a run has left results there; if not, say so."""
+    if not (place / "manifest.json").exists() or (place / "results.parquet").exists():
+        return True
+    logger.warning("%s: left out: the run there has measured nothing", place)
+    return False
 
 
 def _read(place: Path) -> pd.DataFrame | None:
@@ -196,6 +209,9 @@ def _melted(content: dict[str, Any], place: Path) -> pd.DataFrame | None:
             ]
         wide["telemetry_overhead"] = wide.get("telemetry.overhead")
     measures = [name for name in SCALES if name in wide]
+    for end in ("low", "high"):
+        if f"time_us.{end}" in wide and "iterations" in wide:
+            wide[f"time_{end}"] = wide[f"time_us.{end}"] * 1e-6
     plain = [name for name in wide if name not in SCALES and "." not in name]
     rows = wide.melt(plain, measures, var_name="measure", value_name="raw").dropna(subset="raw")
     made = [SCALES[name] for name in rows["measure"]]

@@ -203,7 +203,8 @@ def _noise(epochs: Mapping[str, Median], best: str, rival: str) -> str:
         "Each of these numbers compares two epochs, the median one of each backend, and so holds"
         " their noise"
     )
-    spread = max(epochs[name].high - epochs[name].low for name in (best, rival))
+    ends = (epochs[name] for name in (best, rival))
+    spread = max(max(each.high - each.value, each.value - each.low) for each in ends)
     if spread > 0:
         text += f": the median epoch of one backend is known to within {duration(spread)}"
     return f"{text}."

@@ -225,7 +225,8 @@ def certainty(
     """Return rows of how far medians can be trusted, in a table's unit."""
     factor, unit = scale
     ends = [
-        f"{number(each.low * factor)} to {number(each.high * factor)}" for each in medians.values()
+        f"{number(each.low * factor)} to {number(each.high * factor)}" if each.known else "unknown"
+        for each in medians.values()
     ]
     return [
         (f"95 % within, {unit}", ends),
@@ -335,7 +336,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     data = manifest.get("dataset")
     return [
         ("status", manifest["status"]),
-        ("started", f"{manifest['started']}, {manifest['seconds']:.0f} s"),
+        ("started", f"{manifest['started']}{lasted(manifest)}"),
         ("seed", str(manifest["seed"])),
         *([("data set", data_set(data))] if data else []),
         *([("hardware", hardware["source"])] if (hardware := manifest.get("hardware")) else []),
@@ -352,6 +353,12 @@ def facts(run: Run) -> list[tuple[str, str]]:
             ", ".join(f"{name} {version}" for name, version in manifest["versions"].items()),
         ),
     ]
+
+
+def lasted(manifest: Mapping[str, Any]) -> str:
+    """Say how long a run took; one that was killed does not tell."""
+    seconds = manifest.get("seconds")
+    return "" if seconds is None else f", {seconds:.0f} s"
 
 
 def load_of(manifest: Mapping[str, Any]) -> str:

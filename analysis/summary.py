@@ -124,6 +124,8 @@ def epoch_split(run: Run) -> pd.DataFrame:
     values = without_counted(ranks, run.frame).pivot_table(
         index=["backend", "trial", "epoch", "rank"], columns="metric", values="value"
     )
+    if missing := [metric for metric in metrics.values() if metric not in values]:
+        raise SpecError(f"{run.path}: {missing[0]} of its epochs is not there")
     values = values[list(metrics.values())].set_axis(list(metrics), axis=1)
     values["last_rank"] = values[[name for name in ("wait", "straggler") if name in values]].min(
         axis=1

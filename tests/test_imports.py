@@ -45,6 +45,7 @@ LAYERS = (
 
 SHARED_NAMES = {
     "adding": "sums that programs form of rows that have landed",
+    "cache": "rows of other ranks that stay, so that they need not be sent again",
     "calls": "functions that the controller calls in workers",
     "delay_line": "the process that sends delayed frames when they are due; how punctual it is",
     "exchange": "one rank of pinch: by clones of frames, by tokens",
@@ -54,6 +55,7 @@ SHARED_NAMES = {
     "lanes": "fixed-point values of a payload: their rules, and C for large arrays",
     "layout": "how values lie in frames",
     "machine": "the machine that the testbed runs on",
+    "manifest": "what a run says of itself",
     "maps": "BPF maps",
     "measures": "from results of ranks to rows of the table",
     "memory": "what programs share with their process, as reference models hold it",

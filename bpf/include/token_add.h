@@ -294,13 +294,16 @@ static __always_inline __u32 token_exponent(const struct token_gather *g, __u32 
 
 static __always_inline void token_find_shifts(struct token_gather *g)
 {
-	__u32 most = 0;
+	__s32 most = 0;
 
 	for (__u32 rank = 0; rank < RING_MAX_RANKS && rank < token_config.ranks; rank++) {
-		__u32 exponent = token_exponent(g, rank);
+		__s32 exponent = token_exponent(g, rank), more = exponent - most;
+		__s32 less = more >> 31; /* all bits, if it is less */
 
 		g->shifts[rank] = exponent;
-		most = exponent > most ? exponent : most;
+		/* The larger one, without a branch: with one, 31 ranks have too many paths. */
+		asm volatile("" : "+r"(less));
+		most += more & ~less;
 	}
 	for (__u32 rank = 0; rank < RING_MAX_RANKS && rank < token_config.ranks; rank++) {
 		g->shifts[rank] = g->shifts[rank] ? most - g->shifts[rank] : 0;

@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.bench.against import against_sockets
 from testbed.bench.row import Row, algbw, backend_of
-from testbed.core.medians import Median
+from testbed.core.medians import Median, compare
 from testbed.core.numbers import format_size
 from testbed.host.machine import caution
 
@@ -158,6 +158,7 @@ def bound_lines(rows: Sequence[Row]) -> list[str]:
     lines = [
         f"#   {format_size(size):>6}  {row.median / row.bound:5.2f}x  "
         f"{row.backend} {row.median * 1e6:.1f} us, copying {row.bound * 1e6:.1f} us"
+        f"{compare(row.time, Median(row.bound, row.bound, row.bound, 1, exact=True)).note}"
         for row in rows
         if row.size == size and row.bound and row.operation.cost == 2
     ]

@@ -24,7 +24,7 @@ from testbed.gnn.sampling import Block, Sampler, key_of
 
 __all__ = ["Row", "check", "header_line", "measure", "row_line"]
 
-_MOST_REPEAT = 10_000
+_MOST_REPEAT, _MOST_BATCH = 10_000, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def check(dataset: str, batch: int, repeat: int) -> None:
     """
     if dataset not in GRAPHS:
         raise SpecError(f"--dataset: {dataset!r}: must be one of {', '.join(GRAPHS)}")
-    if batch < 1:
-        raise SpecError(f"--batch: {batch}: must be at least 1")
+    if not 1 <= batch <= _MOST_BATCH:
+        raise SpecError(f"--batch: {batch}: must be 1 to {_MOST_BATCH}")
     if not 1 <= repeat <= _MOST_REPEAT:
         raise SpecError(f"--repeat: {repeat}: must be 1 to {_MOST_REPEAT}")
 

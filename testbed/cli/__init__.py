@@ -4,6 +4,7 @@ Verb modules import heavy packages (torch, pandas, Mininet) inside their functio
 ``--help`` answers at once. They check usage first, then for root, and only then create anything.
 """
 
+import contextlib
 import difflib
 import importlib
 import signal
@@ -121,7 +122,8 @@ def main() -> NoReturn:
     allow_many_files()
     verb = next((each for each in sys.argv[1:] if not each.startswith("-")), None)
     if verb != "rerun":  # whose archive may be anybody's
-        look_in(Path.cwd())
+        with contextlib.suppress(FileNotFoundError):  # the folder has been removed
+            look_in(Path.cwd())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:

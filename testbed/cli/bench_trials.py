@@ -84,7 +84,14 @@ class BenchTrials:
         from testbed.sweep.grid import Trial
 
         try:
-            self._command.make_context(self._name, self.arguments(Trial(cell, 0)))
+            context = self._command.make_context(self._name, self.arguments(Trial(cell, 0)))
+            verb = self._command.callback
+            while verb and not hasattr(verb, "check"):
+                verb = getattr(verb, "__wrapped__", None)
+            if verb:
+                verb.check(context.params)
+        except SpecError as error:
+            raise SpecError(f"{self._sweep.path}: {cell}: {error}") from None
         except typer.TyperException as error:
             raise SpecError(f"{self._sweep.path}: {cell}: {error.format_message()}") from None
 

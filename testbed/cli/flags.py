@@ -51,8 +51,8 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
     """Return a verb that takes the flags of the models in a verb's parameters (`Of`), and calls the
     verb with the models.
 
-    :raises SpecError: From the returned verb: a value is wrong; the text names the flag, the value
-        and what it must be.
+    :raises SpecError: From the returned verb, and from its ``check``, which only looks at values:
+        one is wrong; the text names the flag, the value and what it must be.
     """
     signature = inspect.signature(verb, eval_str=True)
     models: dict[str, tuple[Table, dict[str, str]]] = {}
@@ -74,8 +74,7 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
             _parameter(called, fields[key], _own(default, key)) for key, called in names.items()
         ]
 
-    @functools.wraps(verb)
-    def expanded(**given: Any) -> None:
+    def make(given: dict[str, Any]) -> dict[str, Table]:
         made = {}
         for name, (default, names) in models.items():
             values = {
@@ -83,8 +82,14 @@ def expand(verb: Callable[..., None]) -> Callable[..., None]:
                 **{key: given.pop(called) for key, called in names.items()},
             }
             made[name] = checked(type(default), values, _place_writer(names))
+        return made
+
+    @functools.wraps(verb)
+    def expanded(**given: Any) -> None:
+        made = make(given)
         verb(**given, **made)
 
+    expanded.check = lambda given: make(dict(given))  # type: ignore[attr-defined]
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded

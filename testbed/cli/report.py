@@ -31,6 +31,7 @@ def report(
         Path | None,
         typer.Option(
             "--out",
+            "-o",
             metavar="FILE",
             dir_okay=False,
             callback=options.writable,

@@ -125,7 +125,7 @@ COLUMNS = (
     Column("network", 7, _share("network")),
     Column("kernel", 6, _share("kernel")),
     Column("user", 5, _share("user")),
-    Column("?", 5, _share(UNCLASSIFIED)),
+    Column("unknown", 7, _share(UNCLASSIFIED)),
     Column("softirq", 7, lambda node, on: f"{100 * node.softirq:.1f}" if on else "-"),
     Column(
         "most",
@@ -145,7 +145,7 @@ COLUMNS = (
 
 FIRST = (
     *("node", "CPU %", "rx Mb/s", "tx Mb/s", "network", "programs", "kernel", "user", "again/s"),
-    *("drops/s", "most", "softirq", "program runs/s", "tx frames/s", "TCP seg/s", "?"),
+    *("drops/s", "most", "softirq", "program runs/s", "tx frames/s", "TCP seg/s", "unknown"),
 )
 """What a narrow terminal shows first."""
 

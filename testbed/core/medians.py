@@ -6,11 +6,12 @@ measurements agree: which is less, how many times, and whether that can be told 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, stdev
 
 __all__ = ["Comparison", "Median", "compare", "counts", "fastest"]
 
 _QUANTILE = 1.96  # of the normal distribution, for 95 %
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's, by the number of measurements
 NEGLIGIBLE = 0.02
 """Ratios closer to 1 are ties: two runs on a shared machine differ as much."""
 
@@ -23,7 +24,8 @@ class Median:
         the interval of the sign test, by the normal approximation to its binomial distribution
         (Hollander and Wolfe, Nonparametric Statistical Methods, 3.6), which needs no assumption
         but that measurements are independent. Fewer than nine do not suffice for less than all of
-        their range.
+        their range, and fewer than six not even for that: it is at least Student's interval, which
+        takes them as normally distributed (ibid., 3.2).
     :param count: Of measurements.
     :param exact: They are computed, not measured, and each repetition would give the same.
     """
@@ -40,7 +42,12 @@ class Median:
         ordered = sorted(map(float, values))
         count = len(ordered)
         skipped = max(0, int((count + 1 - _QUANTILE * count**0.5) / 2) - 1)
-        return cls(median(ordered), ordered[skipped], ordered[count - 1 - skipped], count, exact)
+        middle, low, high = median(ordered), ordered[skipped], ordered[count - 1 - skipped]
+        if count in _STUDENT and not exact:
+            reach = _STUDENT[count] * stdev(ordered) / count**0.5
+            low, high = min(low, middle - reach), max(high, middle + reach)
+            low = max(low, 0.0) if ordered[0] >= 0 else low
+        return cls(middle, low, high, count, exact)
 
     @property
     def known(self) -> bool:

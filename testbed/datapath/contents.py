@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,10 @@ from testbed.kernel.btf import Btf
 from testbed.kernel.elf import Symbol
 from testbed.kernel.object import variables
 
-__all__ = ["Contents"]
+__all__ = ["MOST_ENTRIES", "Contents"]
+
+MOST_ENTRIES: Final = 1 << 16
+"""Of a map, where all that a program holds is kept."""
 
 # Of enum bpf_map_type.
 _PROGRAMS, _MAPS, _MAPS_BY_KEY = 3, 12, 13
@@ -52,7 +56,7 @@ class Contents:
         if name not in self.maps or name.startswith("."):
             raise KeyError(f"{self.source} has no {name}: it has {', '.join(self.names)}")
         try:
-            return dict(self._entries(name))
+            return dict(self._entries(name, 2 * self.maps[name].max_entries))
         except KernelError as error:
             kind = self.maps[name].kind_name
             raise KernelError(f"{name}, a map of type {kind}, cannot be read: {error}") from None
@@ -60,15 +64,28 @@ class Contents:
     def all(self) -> tuple[dict[str, Any], dict[str, str]]:
         """All that can be read, as JSON can hold it, and for the rest why it cannot, by name.
 
-        Structs are objects, keys their text, and bytes hexadecimal.
+        Structs are objects, keys their text, and bytes hexadecimal. Maps with more than
+        `MOST_ENTRIES` are none of it.
         """
         values, reasons = {}, {}
         for name in self.names:
             try:
+                if name not in self._variables:
+                    self._check_entries(name)
                 values[name] = _plain(self.read(name))
             except KernelError as error:
                 reasons[name] = str(error)
         return values, reasons
+
+    def _check_entries(self, name: str) -> None:
+        found = self.maps[name]
+        if not found.key_size or found.max_entries <= MOST_ENTRIES:
+            return
+        if sum(1 for _ in islice(found.keys(), MOST_ENTRIES + 1)) > MOST_ENTRIES:
+            raise KernelError(
+                f"{name}, a map of type {found.kind_name}, has more than {MOST_ENTRIES} entries:"
+                " too many to be kept"
+            )
 
     @cached_property
     def _variables(self) -> dict[str, Symbol]:
@@ -104,12 +121,13 @@ class Contents:
             value = np.dtype("<u4")
         return key, value
 
-    def _entries(self, name: str) -> Iterator[tuple[Any, Any]]:
+    def _entries(self, name: str, most: int) -> Iterator[tuple[Any, Any]]:
+        """Return at most so many: a map that changes meanwhile may have no end."""
         found = self.maps[name]
         key, value = self._layouts(name)
         if not found.key_size:
             raise KernelError("it has no keys")
-        for each in list(found.keys()):
+        for each in list(islice(found.keys(), most)):
             try:
                 data = found.lookup(each)
             except KeyError:  # removed meanwhile, or an index without an entry

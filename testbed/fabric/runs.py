@@ -174,7 +174,8 @@ def find_run(run_id: str | None = None, root: Path = ROOT, *, kept: bool = True)
     """One run.
 
     :param run_id: Its id, which may be left out if only one is up.
-    :param kept: Of runs that are not named, only a kept one counts (:attr:`State.kept`).
+    :param kept: Of runs that are not named, only a kept one counts (:attr:`State.kept`); otherwise
+        others count, too, if there is no kept one.
     :raises SpecError: There is no run with this id.
     :raises FabricError: There is none, or there are several, or not root.
     """
@@ -189,7 +190,9 @@ def find_run(run_id: str | None = None, root: Path = ROOT, *, kept: bool = True)
             )
         return Run(file, file.read())
     every = runs(root)
-    found = [run for run in every if run.alive and (run.state.kept or not kept)]
+    found = [run for run in every if run.alive and run.state.kept]
+    if not found and not kept:
+        found = [run for run in every if run.alive]
     if not found:
         dead = ", ".join(repr(run.run_id) for run in every if not run.alive)
         hint = (

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from testbed.gnn.models import MODELS
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult, share_of
 from testbed.gnn.sampling import Sampler, key_of, shares
-from testbed.gnn.unused import Unused
-from testbed.gnn.weights import digest, flatten, give
+from testbed.gnn.weights import Gradients, digest, give
 from testbed.host.estimates import VALIDATION_BATCH
 
 __all__ = [
@@ -53,7 +52,10 @@ class Minibatches(ABC):
     :param model: With the initial weights, the same on all ranks.
     :param rank: This rank; `world`: the number of ranks.
     :param seed: The same on all ranks.
+    :cvar tells_use: Whether a step may leave parameters out.
     """
+
+    tells_use: ClassVar[bool] = False
 
     def __init__(
         self, model: Any, training: MinibatchSpec, rank: int, world: int, seed: int
@@ -64,16 +66,25 @@ class Minibatches(ABC):
         self.world = world
         self.seed = seed
         trained = [each for each in model.parameters() if each.requires_grad]
-        self.weights = flatten(trained)
-        self._unused = Unused(trained)
+        self.gradients = Gradients(trained, self.tells_use)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
         self.optimizer = make(
-            [self.weights],
+            trained,
             lr=training.learning_rate,
             weight_decay=training.weight_decay,
             fused=True,
         )
         self._seconds: dict[str, float] = {}
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """All trained parameters one after the other: a copy."""
+        return torch.cat([each.detach().reshape(-1) for each in self.gradients.parameters])
+
+    @property
+    def capacity(self) -> int:
+        """Elements that are summed after a step."""
+        return self.gradients.vector.numel()
 
     def rng(
         self, purpose: int, epoch: int, step: int = 0, rank: int | None = None
@@ -136,9 +147,6 @@ class Minibatches(ABC):
         :raises TestbedError: The loss is not finite.
         :raises CollectiveError: A collective could not complete.
         """
-        gradient = self.weights.grad
-        assert gradient is not None
-        buffer = gradient.numpy()
         if epoch == 0:
             self.begin(backend)
         state = self.state()
@@ -156,8 +164,9 @@ class Minibatches(ABC):
                 left.append(time.perf_counter())
             loss = self.loss(epoch, step, seeds)
             with self._timed("backward"):
-                gradient.zero_()
+                self.gradients.clear()
                 self.differentiate(loss)
+                buffer = self.gradients.collect()
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 raise TestbedError(
@@ -171,9 +180,8 @@ class Minibatches(ABC):
             cpu += time.process_time()
             left.append(time.perf_counter())
             with self._timed("update"):
-                gradient.div_(self.world)
-                with self._unused.kept():
-                    self.optimizer.step()
+                self.gradients.hand_out(self.world)
+                self.optimizer.step()
             if on_step:
                 on_step(step + 1, len(batches))
         total = time.perf_counter() - started

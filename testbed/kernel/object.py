@@ -239,7 +239,11 @@ class BpfObject(Closing):
         try:
             data = np.asarray(value, self.btf.variable(key)).tobytes()
         except (TypeError, ValueError, OverflowError) as error:
-            raise KernelError(f"{self.name}: variable {key} = {value!r}: {error}") from None
+            kind = self.btf.variable(key)
+            why = str(error)
+            if kind.kind in "iu":
+                why = f"must be {np.iinfo(kind).min} to {np.iinfo(kind).max}"
+            raise KernelError(f"{self.name}: variable {key} = {value!r}: {why}") from None
         size = ctypes.c_size_t()
         section = self._find(maps, found.section)
         memory = libbpf().bpf_map__initial_value(section, ctypes.byref(size))

@@ -82,7 +82,7 @@ def compile_native(name: str) -> Path:
         )
     compiler, identity = _toolchain()
     flags = FLAGS if name in PROGRAMS else (*FLAGS, *LIBRARY)
-    parts = [compiler.encode(), identity, " ".join(flags).encode(), source.read_bytes()]
+    parts = [identity, " ".join(flags).encode(), source.read_bytes()]
     parts += [
         header.read_bytes()
         for header in (*sorted(SOURCES.glob("*.h")), *sorted(SHARED.glob("*/*.h")))

@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 from testbed.core.errors import SpecError
 from testbed.core.files import check_regular, parse_object, replacing
 from testbed.core.parquet import read_frame
-from testbed.results.folder import SCHEMA
+from testbed.results.manifest import SCHEMA
 from testbed.results.table import COLUMNS, Run, load_run
 
 __all__ = ["Archive", "read_archive", "write_archive"]

@@ -24,10 +24,10 @@ from testbed.core.closing import Closing
 from testbed.core.errors import SpecError, StorageError, TestbedError
 from testbed.core.files import read_object, replacing, sync, sync_tree
 from testbed.core.logs import logger_of
+from testbed.results.manifest import SCHEMA
 
 __all__ = ["KILLED", "RunFolder", "read_manifest", "settle"]
 
-SCHEMA: Final = "collective-testbed/run/1"
 KILLED: Final = "killed"  # the status of a run whose process ended without a word
 LEAST_FREE: Final = 64 << 20  # bytes; a run writes a few MB
 LARGEST_MANIFEST: Final = 16 << 20  # bytes

@@ -66,4 +66,7 @@ def load_stacks(path: Path) -> pd.DataFrame:
         frame = read_frame(place, str(place), STACK_COLUMNS)
         if len(frame):
             return frame
-    raise SpecError(f"{path}: has no stacks: it was run without telemetry; add --telemetry")
+    raise SpecError(
+        f"{path}: has no stacks: it was run without telemetry (add --telemetry), or {place.name} is"
+        " gone"
+    )

@@ -12,6 +12,7 @@ from testbed.core.errors import SpecError
 from testbed.core.files import check_regular
 from testbed.core.parquet import read_frame
 from testbed.results.folder import RunFolder, read_manifest
+from testbed.results.manifest import Manifest
 
 __all__ = ["COLUMNS", "Run", "Table", "load_run"]
 
@@ -133,7 +134,7 @@ def load_run(path: Path, finished: bool = True) -> Run:
     :raises SpecError: It is not a run's folder, nothing was measured, it cannot be read, or the run
         did not finish.
     """
-    manifest = read_manifest(path)
+    manifest = Manifest.checked(read_manifest(path), path / "manifest.json")
     place = path / "results.parquet"
     if not place.exists():
         status = manifest.get("status")

@@ -82,8 +82,8 @@ class Control(Stacked):
         self._fabric.plan.host(host)
         here = {n: made for n, made in self._attached.items() if made.host == host}
         if number is not None and number not in here:
-            known = ", ".join(map(str, here)) or "none is attached"
-            raise SpecError(f"{host}: it has no program {number}: {known}")
+            known = f"must be {', '.join(map(str, here))}" if here else "none is attached"
+            raise SpecError(f"--number {number}: {host} has no such program: {known}")
         chosen = [number] if number is not None else list(here)
         gone = [self._about(self._attached[each]) for each in chosen]
         for each in chosen:

@@ -28,6 +28,7 @@ __all__ = ["Forkserver", "Process"]
 
 PROGRAM = "testbed.worker.fork"
 STOP_TIMEOUT = 2.0  # seconds
+_FOREIGN = ("GLOO_", "TORCH_GLOO_")  # environment variables
 
 
 class Process:
@@ -63,6 +64,11 @@ class Process:
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
 
+def environment() -> dict[str, str]:
+    """Return this process's environment, without what would change gloo's connections."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+
+
 class Forkserver(Closing):
     """The process that forks a fabric's workers, from the constructor to :meth:`close`. It is
     killed when the thread that created it exits.
@@ -80,7 +86,11 @@ class Forkserver(Closing):
         with theirs, self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, "--connect", str(connect)],
-                env={**os.environ, RUN_VARIABLE: fabric.run_id},
+                env={
+                    **environment(),
+                    RUN_VARIABLE: fabric.run_id,
+                    "TMPDIR": str(fabric.directory),  # libraries leave files there
+                },
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,

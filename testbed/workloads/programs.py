@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ __all__ = ["ProgramSpec", "attached", "check_programs"]
 
 T = TypeVar("T")
 logger = logger_of(__name__)
+
+MOST_TEXT = 8 << 20  # bytes of what programs hold, in a manifest
 
 
 class ProgramSpec(Table):
@@ -80,9 +83,16 @@ def attached(
             stack.callback(_said, f"programs[{number}] of {each.host}", one.close)
             made.append(one)
         yield
+        left = MOST_TEXT
         for number, (each, one) in enumerate(zip(programs, made, strict=True)):
             what = f"programs[{number}] of {each.host}"
             values, unread = _said(what, one.contents) or ({}, {})
+            for name in list(values):
+                left -= (size := len(json.dumps(values[name], indent=8)))
+                if left < 0:  # the manifest could not be read again
+                    left += size
+                    unread[name] = f"{name} has {size:,} bytes as text: too many to be kept"
+                    del values[name]
             for reason in unread.values():
                 logger.warning("%s: %s", what, reason)
             fact = {"host": one.host, "file": each.file, "hook": each.hook, "values": values}

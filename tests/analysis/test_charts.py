@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.colors
+import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import breakdown, cdf, load, speedup, spread, throughput
+from analysis import breakdown, cdf, load, speedup, spread, throughput, trend
 from analysis.bench import draw as draw_bench
 from analysis.goodput import draw as draw_goodput
 from analysis.loading import origin
@@ -51,13 +52,50 @@ def test_spread_of_one_trial_is_over_its_epochs(runs: pd.DataFrame) -> None:
     slow = (runs["metric"] == "epoch_time") & (runs["epoch"] == 2) & (runs["backend"] == "gloo")
     runs.loc[slow, "value"] = 2.5
     row = spread(runs, "epoch_time").loc["gloo"]
-    assert row.to_dict() == pytest.approx({"median": 1.8, "low": 1.8, "high": 2.5, "count": 3})
+    reach = 4.303 * np.std([1.8, 1.8, 2.5], ddof=1) / 3**0.5  # Student's, of 3
+    expected = {"median": 1.8, "low": 1.8 - reach, "high": 1.8 + reach, "count": 3}
+    assert row.to_dict() == pytest.approx(expected)
+
+
+def test_a_benchs_medians_are_of_its_iterations(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    rows = bench_rows("gloo", 4096) + bench_rows("xdp-ring", 4096)
+    for row, middle in zip(rows, (200.0, 100.0), strict=True):
+        row["time_us"] |= {"median": middle, "low": middle - 9, "high": middle + 9}
+        row["iterations"] = 20
+    file.write_text(json.dumps({"environment": {"hosts": 2}, "rows": rows}))
+    found = spread(load(file), "time_median", "backend").loc["gloo"].to_dict()
+    assert found == pytest.approx({"median": 2e-4, "low": 1.91e-4, "high": 2.09e-4, "count": 20})
+    (row,) = speedup(load(file)).data.to_dict("records")
+    assert (row["speedup"], row["tie"], row["count"]) == (2, False, 20)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda runs: trend(runs, "epoch_time", by="nosuch"), "by: 'nosuch': is no column of the"),
+        (lambda runs: throughput(runs, by="nosuch"), "by: 'nosuch': is no column of these runs"),
+        (lambda runs: spread(runs, "epoch_time", "nosuch"), "by: 'nosuch': is no column of these"),
+        (lambda runs: breakdown(runs, of="cpu"), "of: cpu: no epoch was sampled: run with --tel"),
+        (lambda runs: speedup(runs, baseline="mpi"), "baseline mpi: was not measured at run = run"),
+        (
+            lambda runs: speedup(runs[runs["backend"] == "xdp-ring"]),
+            "baseline: nothing over sockets was measured at run = run",
+        ),
+    ],
+)
+def test_what_there_is_not_is_named(runs: pd.DataFrame, ask: Any, text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ask(runs)
+    assert str(caught.value).startswith(text)
 
 
 def test_spread_of_trials_is_over_their_medians(runs: pd.DataFrame) -> None:
     more = runs.assign(trial=1, value=runs["value"] * 1.5)
     row = spread(pd.concat([runs, more]), "epoch_time").loc["gloo"]
-    assert row.to_dict() == pytest.approx({"median": 2.25, "low": 1.8, "high": 2.7, "count": 2})
+    reach = 12.706 * 0.45  # Student's, of 2
+    expected = {"median": 2.25, "low": 0.0, "high": 2.25 + reach, "count": 2}
+    assert row.to_dict() == pytest.approx(expected, abs=1e-3)
 
 
 def test_spread_leaves_out_epochs_in_which_telemetry_counted(make_run) -> None:
@@ -195,7 +233,11 @@ def test_a_bench_draws_bus_bandwidth_and_how_far_it_is_known(tmp_path: Path) -> 
 def test_goodput_is_drawn_with_its_interval_and_without_what_has_none(tmp_path: Path) -> None:
     cells = [
         Cell("xdp-ring/origin", 4, 1 << 20, loss, times, Counters())
-        for loss, times in ((0.0, (0.01, 0.02, 0.03)), (0.01, ()), (None, (0.01,)))
+        for loss, times in (
+            (0.0, (0.01, 0.02, 0.02, 0.02, 0.02, 0.03)),
+            (0.01, ()),
+            (None, (0.01,)),
+        )
     ]
     draw_goodput([cell.to_dict(None) for cell in cells], tmp_path / "goodput.png")
     table = pd.read_csv(tmp_path / "goodput.csv")

@@ -108,5 +108,6 @@ def test_a_run_without_telemetry_is_refused_in_one_line(make_run, tmp_path):
     svg = str(tmp_path / "x.svg")
     result = CliRunner().invoke(app, ["trace", str(path), "--flame", svg])
     assert str(result.exception) == (
-        f"{path}: has no stacks: it was run without telemetry; add --telemetry"
+        f"{path}: has no stacks: it was run without telemetry (add --telemetry), or"
+        " stacks.parquet is gone"
     )

@@ -22,13 +22,13 @@ GOLDEN = """\
   gloo                65536      16384  float    sum     5000.0     5000.0     5000.0   0.013   0.020       0       200      413354       0       1200
   tcp-ring             4096       1024  float    sum      400.0      500.0      599.0   0.008   0.012       0        46       39626       0         20
 # Against the best socket baseline, medians of 3:
-#      64K   2.50x  xdp-ring 200.0 us, tcp-ring 500.0 us
+#      64K   2.50x  xdp-ring 200.0 us, tcp-ring 500.0 us  tie: within their spread
 # Average bus bandwidth over all sizes (GB/s):
 #   xdp-ring      0.492
 #   tcp-ring      0.104
 #   gloo          0.020
 # Over the time in which all ranks at once copy the tensor:
-#      64K   4.00x  xdp-ring 200.0 us, copying 50.0 us"""  # noqa: E501
+#      64K   4.00x  xdp-ring 200.0 us, copying 50.0 us  tie: within their spread"""  # noqa: E501
 
 
 def test_golden():

@@ -326,3 +326,17 @@ except SystemExit:
     from testbed.cli import VERBS
 
     assert set(VERBS) <= shown
+
+
+MAIN = "from testbed.cli import main; main()"
+
+
+def test_a_folder_that_has_been_removed_is_no_bug(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    call = shlex.join([sys.executable, "-c", MAIN, "--version"])
+    words = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec {call}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    answer = subprocess.run(
+        ["sh", "-c", words], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")

@@ -398,7 +398,7 @@ def test_on_a_fabric_that_is_up(folder: Path, kept: str) -> None:
     for arguments, text in (
         (["attach", "h9", source], "host: 'h9' is not in this fabric; hosts are h1, h2"),
         (["attach", "h2", source, "--order", "middle"], "--order: 'middle': must be first or last"),
-        (["detach", "h2", "--number", "8"], "h2: it has no program 8: 1"),
+        (["detach", "h2", "--number", "8"], "--number 8: h2 has no such program: must be 1"),
     ):
         done = run_testbed(*arguments, "--run", kept)
         assert (done.returncode, done.stderr) == (2, f"error: {text}\n")

@@ -22,14 +22,15 @@ FORMS = [
 ]
 
 
-def loaded(form: Form, parts: int, edges: int) -> BpfObject:
+def loaded(form: Form, parts: int, edges: int, ranks: int = RANKS) -> BpfObject:
+    slots = ranks + SLOTS - RANKS
     config = Struct(
         "token_config",
-        ranks=RANKS,
+        ranks=ranks,
         room=8 * ROOM,
-        slots=SLOTS,
+        slots=slots,
         outs=1,
-        partners=RANKS - 1,
+        partners=ranks - 1,
         parts=parts,
         words=form.words,
         farthest=8 * (ROOM - form.words),
@@ -37,12 +38,12 @@ def loaded(form: Form, parts: int, edges: int) -> BpfObject:
         weighted=form.weighted,
         maximum=form.maximum,
     )
-    for rank in range(1, RANKS):  # the step of each is in the last word of its slot
-        config.pairs[rank]["stepped"] = rank < RANKS - 1
+    for rank in range(1, ranks):  # the step of each is in the last word of its slot
+        config.pairs[rank]["stepped"] = rank < ranks - 1
         config.pairs[rank]["step_slot"], config.pairs[rank]["step_at"] = rank, 8 * (ROOM - 1)
     sizes = {
-        "token_landing": 2 * SLOTS,
-        "token_slots": 2 * SLOTS,
+        "token_landing": 2 * slots,
+        "token_slots": 2 * slots,
         "token_parts": parts,
         "token_edges": edges,
         "token_weights": edges,
@@ -54,6 +55,13 @@ def loaded(form: Form, parts: int, edges: int) -> BpfObject:
         "token_sums": 16 * form.words,
     }
     return BpfObject("tokens", config, sizes, buffers)
+
+
+@pytest.mark.parametrize("ranks", [2, 31, 32])
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[-1]])
+def test_programs_load_for_any_number_of_ranks(ranks: int, form: Form) -> None:
+    with loaded(form, 4, 8, ranks):
+        pass
 
 
 def draw_parts(chance: random.Random) -> list[Part]:

@@ -22,7 +22,7 @@ from testbed.run import run_scenario
 from testbed.scenario import Scenario, load_scenario, parse_scenario
 from testbed.workloads.module.scenario import ModuleTable
 from testbed.workloads.module.train import ModuleTrainer, make_task
-from tests.support.workloads.ddp import SEED, SPEC
+from tests.support.workloads.ddp import SEED, SPEC, alone
 from tests.support.workloads.networks import Alone
 from tests.support.workloads.threads import on_ranks
 
@@ -62,9 +62,9 @@ def test_the_mean_of_the_ranks_gradients_is_the_whole_batchs() -> None:
     alone.loss(0, 0, numbers).backward()  # type: ignore[no-untyped-call]
     for trainer, part in zip(both, np.split(numbers, 2), strict=True):
         trainer.loss(0, 0, part).backward()  # type: ignore[no-untyped-call]
-    grads = [each.weights.grad for each in (alone, *both)]
-    assert all(grad is not None for grad in grads)
-    torch.testing.assert_close(grads[0], (grads[1] + grads[2]) / 2)  # type: ignore[operator]
+    whole, one, other = (torch.from_numpy(each.gradients.collect()) for each in (alone, *both))
+    parameters = alone.weights.numel()
+    torch.testing.assert_close(whole[:parameters], ((one + other) / 2)[:parameters])
 
 
 def test_every_sample_is_judged_once() -> None:
@@ -87,7 +87,7 @@ def train(task: str, spec: MinibatchSpec, world: int = 2) -> list[ModuleTrainer]
         for epoch in range(spec.epochs):
             ranks[rank].epoch(backend, epoch)
 
-    on_ranks(world, work, capacity=ranks[0].weights.numel())
+    on_ranks(world, work, capacity=ranks[0].capacity)
     return ranks
 
 
@@ -138,8 +138,30 @@ def make(task: str) -> torch.nn.Module:
     return make_task(ModuleTable(task=f"{TASKS}:{task}")).model()
 
 
+UNUSUAL = ["Cleared", "Clipped", "Mirrored", "InTurns", "Oddities", "Sparse"]
+
+
+@pytest.mark.parametrize("task", ["Bars", "Frozen", "Unused", "Shared", *UNUSUAL])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_is_that_of_a_plain_loop(task: str, optimizer: Any) -> None:
+    """Of one rank, whatever the module does with its parameters and their gradients."""
+    spec = SPEC.model_copy(update={"optimizer": optimizer})
+    (trainer,) = train(task, spec, world=1)
+    found, expected = trainer.model.state_dict(), alone(f"{TASKS}:{task}", spec).state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", UNUSUAL)
+def test_ranks_end_with_equal_weights(task: str) -> None:
+    one, other = train(task, SPEC)
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, other.model.state_dict()[name]), name
+
+
 @pytest.mark.deep
-@pytest.mark.parametrize("task", ["Bars", "Frozen", "Unused", "Shared", "Normed"])
+@pytest.mark.parametrize("task", ["Bars", "Frozen", "Unused", "Shared", "Normed", *UNUSUAL])
 def test_training_is_that_of_torchs_own_ddp(task: str, tmp_path: Path) -> None:
     """Over gloo, with the same batches, to the last epoch."""
     out, store = tmp_path / "out.pt", tmp_path / "store"

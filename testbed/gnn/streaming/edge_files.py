@@ -7,6 +7,7 @@ NPZ file has ``src`` and ``dst``, or ``edge_index`` of shape (2, m), or a CSR's 
 ``indices``, compressed or not.
 """
 
+import codecs
 import io
 import math
 import zipfile
@@ -110,16 +111,26 @@ class ParquetEdges(Edges):
         return src, dst
 
 
+LINE = 1 << 16  # bytes, of a text file's longest line
+BOM, COMMENT = codecs.BOM_UTF8, (b"#", b"%")
+
+
 class CsvEdges(Edges):
     """A text file with an edge per line."""
 
     def __init__(self, path: Path) -> None:
         self.name, self._path, self.nbytes = str(path), path, path.stat().st_size
-        comments, line = 0, b""
+        skipped, head, line = 0, 0, b""
         with path.open("rb") as file:
-            while (line := file.readline(1 << 16)).startswith((b"#", b"%")):
-                comments += 1
-        text = line.decode(errors="replace").strip()
+            for line in iter(lambda: file.readline(LINE), b""):
+                if len(line) == LINE:
+                    raise SpecError(f"{path}: line {skipped + 1} has {LINE} bytes or more")
+                if line.strip(BOM + b" \t\r\n") and not line.removeprefix(BOM).startswith(COMMENT):
+                    break
+                skipped, head = skipped + 1, head + len(line)
+            else:
+                line = b""
+        text = line.decode("utf-8-sig", errors="replace").strip()
         marks = [mark for mark in (",", ";", "\t", " ") if mark in text]
         if not marks:
             raise SpecError(f"{path}: {cut(text)!r} is no edge: must be two numbers or names")
@@ -127,12 +138,9 @@ class CsvEdges(Edges):
         plain = all(field.lstrip("+-").isdigit() for field in fields[:2])
         names = [f"column {index + 1}" for index in range(len(fields))] if plain else fields
         self._ends = ends_of(path, names)
-        self._skip = comments + (not plain)
+        self._skip = skipped + (not plain)
         self._names, self._mark = names, marks[0]
-        self._head = 0  # bytes before the first edge
-        with path.open("rb") as file:
-            for _ in range(self._skip):
-                self._head += len(file.readline())
+        self._head = head if plain else head + len(line)  # bytes before the first edge
 
     def _options(self, skip: int, block: int) -> dict[str, Any]:
         return {
@@ -165,9 +173,9 @@ class CsvEdges(Edges):
             for place in range(self._head, self.nbytes, step):
                 file.seek(place)
                 if place > self._head:
-                    file.readline()
+                    file.readline(LINE)
                 text = file.read(min(16 * SAMPLE // PLACES, step))
-                text += file.readline()
+                text += file.readline(LINE)
                 if not text.strip():
                     continue
                 try:

@@ -25,13 +25,21 @@ class ModuleSession(GradientSession[ModuleScenario]):
 
         :raises SpecError: The task refuses its arguments, or does not fit the fabric.
         """
-        from testbed.workloads.module.train import PARTS, make_dataset, make_model, make_task
+        from testbed.gnn.weights import Gradients
+        from testbed.workloads.module.train import (
+            PARTS,
+            ModuleTrainer,
+            make_dataset,
+            make_model,
+            make_task,
+        )
 
         table, hosts = self.scenario.module, self.scenario.fabric.hosts
         say(f"making task {table.task}")
         task = make_task(table)
-        trained = (each for each in make_model(table, task).parameters() if each.requires_grad)
+        trained = [each for each in make_model(table, task).parameters() if each.requires_grad]
         self._parameters = sum(each.numel() for each in trained)
+        self._capacity = Gradients(trained, ModuleTrainer.tells_use).vector.numel()
         workers = hosts * (1 + ("mpi" in table.backends))
         need = estimates.gradients(
             self._parameters * len(table.backends), self._parameters, hosts, workers
@@ -66,4 +74,4 @@ class ModuleSession(GradientSession[ModuleScenario]):
     @property
     def capacity(self) -> int:
         """See `GradientSession.capacity`."""
-        return self._parameters
+        return self._capacity

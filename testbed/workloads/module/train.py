@@ -59,10 +59,12 @@ def make_model(table: ModuleTable, task: Task) -> torch.nn.Module:
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise SpecError(f"task {table.task}: its module has no parameter to train")
-    kinds = {str(parameter.dtype) for parameter in model.parameters()}
+    kinds = {str(each.dtype) for each in model.parameters() if each.requires_grad}
     if kinds != {"torch.float32"}:
-        has = ", ".join(sorted(kinds)) or "none"
-        raise SpecError(f"task {table.task}: its parameters must be torch.float32; it has {has}")
+        has = ", ".join(sorted(kinds))
+        raise SpecError(
+            f"task {table.task}: the parameters that it trains must be torch.float32; it has {has}"
+        )
     return model
 
 
@@ -98,6 +100,8 @@ class ModuleTrainer(Minibatches):
     :param rank: This rank; `world`: the number of ranks.
     :param seed: The same on all ranks.
     """
+
+    tells_use = True
 
     def __init__(
         self, table: ModuleTable, training: MinibatchSpec, rank: int, world: int, seed: int

@@ -237,3 +237,27 @@ def test_files_without_edges(tmp_path: Path) -> None:
         edges = open_edges(str(path))
         assert list(edges.batches(10)) == []
         assert len(edges.sample()[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "edges"),
+    [
+        (b"\xef\xbb\xbf1,2\n2,3\n1,3\n", [(1, 2), (2, 3), (1, 3)]),
+        (b"\xef\xbb\xbfsrc,dst\n1,2\n", [(1, 2)]),
+        (b"\xef\xbb\xbf# by hand\n1,2\n", [(1, 2)]),
+        (b"\n\n1,2\n2,3\n", [(1, 2), (2, 3)]),
+        (b"# one\n\n# other\n\n1 2\n2 3\n", [(1, 2), (2, 3)]),
+        (b"# one\n\nsrc;dst\n1;2\n", [(1, 2)]),
+    ],
+)
+def test_what_stands_before_the_first_edge(
+    tmp_path: Path, content: bytes, edges: list[tuple[int, int]]
+) -> None:
+    """A byte order mark, comments and empty lines, with a header and without."""
+    place = tmp_path / "e.csv"
+    place.write_bytes(content)
+    found: list[tuple[int, int]] = []
+    for batch in open_edges(str(place)).batches(10):
+        src, dst = batch()
+        found += zip(src.tolist(), dst.tolist(), strict=True)
+    assert found == edges

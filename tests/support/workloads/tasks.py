@@ -201,3 +201,120 @@ class NumpyInit(Bars):
             for parameter in model.parameters():
                 parameter.copy_(torch.from_numpy(0.1 * draw.standard_normal(parameter.shape)))
         return model
+
+
+class Cleared(Bars):
+    """Clears gradients by itself."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        model.zero_grad()
+        return super().loss(model, batch)
+
+
+class Clipping(nn.Module):
+    """Gives its first layer new memory in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.first.weight.data = self.first.weight.data.clamp(-0.05, 0.05)
+        answer: Tensor = self.last(self.first(x.flatten(1)).relu())
+        return answer
+
+
+class Clipped(Bars):
+    """Clips weights, as a Wasserstein GAN does."""
+
+    def model(self) -> nn.Module:
+        return Clipping()
+
+
+class Mirror(nn.Module):
+    """Has parameters, and a buffer, in the memory of another parameter."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+        self.second.weight.data = self.first.weight.data
+        self.register_buffer("seen", self.last.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.last(self.second(self.first(x.flatten(1)).relu()).relu())
+        return answer + self.seen.sum()
+
+
+class Mirrored(Bars):
+    """Has parameters that share memory."""
+
+    def model(self) -> nn.Module:
+        return Mirror()
+
+
+class Heads(nn.Module):
+    """Uses one of its heads in even steps, another in odd ones, and a third one later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(64, 1) for _ in range(3))
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        answer: Tensor = self.heads[self.steps % 2](flat)
+        if self.steps > 4:
+            answer = answer + self.heads[2](flat)
+        self.steps += self.training
+        return answer
+
+
+class InTurns(Bars):
+    """Uses parameters now and then."""
+
+    def model(self) -> nn.Module:
+        return Heads()
+
+
+class Odd(nn.Module):
+    """Has an empty buffer, one of conjugate numbers, and a frozen parameter of doubles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 1)
+        self.register_buffer("nothing", torch.empty(0))
+        self.register_buffer("turned", torch.tensor([1 + 2j, 3j], dtype=torch.complex64).conj())
+        self.fixed = nn.Parameter(torch.ones(1, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.last(x.flatten(1))
+        return answer + self.fixed.float()
+
+
+class Oddities(Bars):
+    """Has buffers and frozen parameters of many kinds."""
+
+    def model(self) -> nn.Module:
+        return Odd()
+
+
+class Sparse(Bars):
+    """Looks its weights up, with gradients that are sparse."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), Looked())
+
+
+class Looked(nn.Module):
+    """A layer whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 1, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.table(torch.arange(0, 64, 2))
+        return x[:, ::2] @ found
