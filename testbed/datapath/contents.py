@@ -56,7 +56,7 @@ class Contents:
         if name not in self.maps or name.startswith("."):
             raise KeyError(f"{self.source} has no {name}: it has {', '.join(self.names)}")
         try:
-            return dict(self._entries(name, 2 * self.maps[name].max_entries))
+            return dict(self._entries(name, max(1, 2 * self.maps[name].max_entries)))
         except KernelError as error:
             kind = self.maps[name].kind_name
             raise KernelError(f"{name}, a map of type {kind}, cannot be read: {error}") from None
