@@ -17,6 +17,7 @@ DEADLINE = (
     2.0  # seconds from the first frame to the last; on an idle machine it takes one millisecond
 )
 MARK = 0x5A  # what probe_mark writes
+ALONE = ["unshare", "--mount", "--propagation", "private"]
 
 
 def frame(number: int) -> bytes:
@@ -87,7 +88,8 @@ def clsact() -> str:
         hosts.add_veth("host_a", "host_b")
         hosts.run(
             ["tc", "qdisc", "add", "dev", "host_a", "clsact"],
-            ["tc", "filter", "add", "dev", "host_a", "egress", "bpf", *program],
+            # tc mounts bpffs where it is not: in a namespace of its own.
+            [*ALONE, "tc", "filter", "add", "dev", "host_a", "egress", "bpf", *program],
         )
         hosts.set_up("host_b", "host_a")
         receiver = stack.enter_context(packet_socket(hosts, "host_b"))
