@@ -72,11 +72,6 @@ class Buffers:
             self._found[name] = found = torch.empty(size + size // 8, dtype=kind)
         return found[:size].view(rows, columns)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all."""
-        return sum(each.nbytes for each in self._found.values())
-
 
 @dataclass(frozen=True)
 class Dropped:

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bits.h"
 #include "shared/rows_native_abi.h"
 #include "shared/token_abi.h"
 
@@ -22,8 +23,6 @@
 
 #define AHEAD 16 /* neighbours whose rows are being fetched */
 
-#define ALWAYS static inline __attribute__((always_inline))
-
 typedef float floats __attribute__((vector_size(4 * LINE)));
 typedef uint32_t uint32s __attribute__((vector_size(4 * LINE)));
 typedef int32_t int32s __attribute__((vector_size(4 * LINE)));
@@ -36,22 +35,6 @@ ALWAYS floats larger(floats one, floats other)
 	uint32s mask = (uint32s)(one > other);
 
 	return (floats)(((uint32s)one & mask) | ((uint32s)other & ~mask));
-}
-
-ALWAYS uint32_t bits_of(float x)
-{
-	uint32_t bits;
-
-	memcpy(&bits, &x, 4);
-	return bits;
-}
-
-ALWAYS float float_of(uint32_t bits)
-{
-	float x;
-
-	memcpy(&x, &bits, 4);
-	return x;
 }
 
 ALWAYS float power_of_two(int exponent)

@@ -6,12 +6,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bits.h"
 #include "shared/sage_native_abi.h"
 
 #define AHEAD 8	   // senders whose rows are being fetched
 #define COLUMNS 64 // whose sums stay in registers
-
-#define ALWAYS static inline __attribute__((always_inline))
 
 ALWAYS const char *row_of(const struct sage_rows *rows, uint64_t row)
 {
@@ -31,19 +30,14 @@ ALWAYS uint32_t drawn(uint32_t key, uint32_t column)
 
 ALWAYS float widen(uint16_t half)
 {
-	uint32_t bits = (uint32_t)half << 16;
-	float x;
-
-	memcpy(&x, &bits, 4);
-	return x;
+	return float_of((uint32_t)half << 16);
 }
 
 // The nearest bfloat16, ties to even; NaN stays one.
 ALWAYS uint16_t narrow(float x)
 {
-	uint32_t bits;
+	uint32_t bits = bits_of(x);
 
-	memcpy(&bits, &x, 4);
 	return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 

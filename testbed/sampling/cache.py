@@ -26,8 +26,8 @@ class FeatureCache:
     :param rows: How many it has room for.
     :param like: Rows of the same type and length.
     :param vertices: Vertices of the graph.
-    :param fixed: Those that it keeps, and no others; None: whichever are needed next and, of those
-        of which nobody knows that, have been needed most often.
+    :param fixed: The only vertices that it keeps. Without them, it keeps those that are needed
+        soonest, and then those that have been needed most often so far.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class FeatureCache:
         """Choose what stays, of what is here and of what has just been needed.
 
         :param vertices: These; `places`: the addresses of their features.
-        :param foreign: By vertex of the graph: whether another rank owns it.
+        :param foreign: Of each of these: whether another rank owns it.
         :param upcoming: What later groups will need, the next one first.
         """
-        new = np.flatnonzero(foreign[vertices] & (self._slots[vertices] < 0)).astype(np.int32)
+        new = np.flatnonzero(foreign & (self._slots[vertices] < 0)).astype(np.int32)
         if self._wanted is not None:
             self._put(vertices, places, new[self._wanted[vertices[new]]])
             return
@@ -117,7 +117,7 @@ def inclusion(
     which draws are independent.
 
     :param indptr: A vertex v draws from ``indices[indptr[v]:indptr[v + 1]]``.
-    :param training: The vertices of which a minibatch has `batch`.
+    :param training: The vertices that seeds are drawn from; a minibatch has `batch` of them.
     :param fanout: Neighbours sampled per vertex, from the seeds outwards, one number per layer.
     """
     n, degrees = len(indptr) - 1, np.diff(indptr)

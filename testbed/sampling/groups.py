@@ -139,8 +139,9 @@ class Preparation:
         with self._timed("features"):
             places, memory = self._features(group.needed)
             if self.cache:
+                vertices = np.concatenate(group.needed)
                 self.cache.keep(
-                    *(np.concatenate(group.needed), places, self.part.owners != self.part.rank),
+                    *(vertices, places, self.part.rows[vertices] < 0),
                     [np.concatenate(each.needed) for each in upcoming],
                 )
         nbytes = sum(each.nbytes for each in memory)

@@ -25,7 +25,7 @@ from testbed.gnn.models import MODELS
 from testbed.gnn.native_sage import NativeSage, computes_halves
 from testbed.gnn.options import MinibatchSpec
 from testbed.gnn.result import EpochResult
-from testbed.gnn.sampling import Block, Rows, Vertices, key_of
+from testbed.gnn.sampling import Block, Rows, Vertices, addresses, key_of
 from testbed.gnn.train import DROPOUT, MINIBATCH, SHUFFLE, TEST, VALIDATION, Minibatches
 from testbed.protocol.rows import unpack_bfloat16
 from testbed.sampling.cache import FeatureCache
@@ -110,8 +110,7 @@ class SampledTrainer(Minibatches):
         seeds = self.part.train[: self.training.batch_size]
         block = Block(seeds, len(seeds), np.zeros(len(seeds) + 1, np.int64), seeds[:0])
         x, numbers = self.part.x, self.part.rows[seeds]
-        places = x.ctypes.data + np.arange(len(x), dtype=np.uint64) * np.uint64(x.strides[0])
-        found = Rows(places, numbers, (x,)) if self._native else _widened(x[numbers])
+        found = Rows(addresses(x), numbers, (x,)) if self._native else _widened(x[numbers])
         blocks = [block] * len(self.spec.fanout)
         self.differentiate(self._loss(found, blocks, self.part.y[numbers], 0, 0))
 

@@ -24,12 +24,17 @@ def play(requests: list[list[int]], rows: int, horizon: int, fixed: list[int] | 
     """Return how many rows have to be fetched; all that come out of the cache are right."""
     made = FeatureCache(rows, X, N, None if fixed is None else np.array(fixed, np.int32))
     every = [np.array(some, np.int32) for some in requests]
-    foreign, missed = np.ones(N, np.bool_), 0
+    missed = 0
     for turn, some in enumerate(every):
         here = made.has(some)
         np.testing.assert_array_equal(made.take(some[here]), X[some[here]])
         missed += int((~here).sum())
-        made.keep(some, addresses(X)[some], foreign, every[turn + 1 : turn + 1 + horizon])
+        made.keep(
+            some,
+            addresses(X)[some],
+            np.ones(len(some), np.bool_),
+            every[turn + 1 : turn + 1 + horizon],
+        )
         assert made.has(np.arange(N)).sum() <= rows
     return missed
 
