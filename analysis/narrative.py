@@ -203,8 +203,8 @@ def _noise(epochs: Mapping[str, Median], best: str, rival: str) -> str:
         "Each of these numbers compares two epochs, the median one of each backend, and so holds"
         " their noise"
     )
-    ends = (epochs[name] for name in (best, rival))
-    spread = max(max(each.high - each.value, each.value - each.low) for each in ends)
+    fast, slow = epochs[best], epochs[rival]
+    spread = max(fast.high - fast.value, slow.value - slow.low)  # towards each other
     if spread > 0:
         text += f": the median epoch of one backend is known to within {duration(spread)}"
     return f"{text}."
